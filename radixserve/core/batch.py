@@ -1,0 +1,81 @@
+"""What one step computes: the scheduler fills a ScheduledBatch, an executor answers with SampledTokens.
+
+Plain integers and packed arrays, so that a batch can be sent to another process as it is.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixserve.protocol import TokenLogprobs
+from radixserve.sampling_params import SamplingParams
+
+
+class BlockCopy(NamedTuple):
+    """Copy one whole block, in every layer. All sources of a batch are read before any destination is written."""
+
+    source: int
+    destination: int
+
+
+@dataclass(slots=True, frozen=True)
+class SampleSlot:
+    """One token to draw from the logits of a row's last token.
+
+    choice_index, num_output_tokens: with the seed, all that the draw depends on.
+    token_ids: the sequence so far, prompt then output, read only during the step; the penalties look at it.
+    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens).
+    """
+
+    params: SamplingParams
+    seed: int
+    choice_index: int
+    token_ids: "array[int]"
+    num_prompt_tokens: int
+    suppressed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens of the answer there are before this draw."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class ScheduledRow:
+    """The tokens of one sequence that this step computes.
+
+    token_ids: [num_tokens], at positions num_computed_tokens onwards; all before them have K/V in block_table.
+    block_table: block ids, position p in block_table[p // block_size]; covers every position of the row.
+    samples: empty while the prompt is still being computed; several when answers of one prompt start together.
+    """
+
+    token_ids: "array[int]"
+    num_computed_tokens: int
+    block_table: "array[int]"
+    samples: tuple[SampleSlot, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class ScheduledBatch:
+    """One step's work. copies run before the rows' K/V are written."""
+
+    rows: list[ScheduledRow] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(slots=True, frozen=True)
+class SampledTokens:
+    """What an executor made of a batch: one entry for each SampleSlot, rows in order, slots in order.
+
+    logprobs[i] is None unless asked for. is_finite[j], one entry for each *row*, is False when the row's logits held a
+    NaN or an infinity: its tokens mean nothing, and the K/V that it wrote in this step have been zeroed.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    is_finite: list[bool]

@@ -1,0 +1,74 @@
+"""Requests and the sequences that answer them."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from radixserve.protocol import FinishReason
+from radixserve.sampling_params import SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is. A preempted sequence is waiting again."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request and the sequences that answer it, one for each choice once its prompt is computed.
+
+    seed: the caller's, or one drawn for this request. num_cached_tokens: prompt tokens found in the cache when the
+    request was first admitted; None before. What it finds again after a preemption does not count.
+    """
+
+    request_id: str
+    params: SamplingParams
+    namespace: bytes
+    num_prompt_tokens: int
+    seed: int
+    sequences: list["Sequence"] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence of the request is finished."""
+        return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Token ids of prompt and answer, and the blocks that hold their K/V.
+
+    token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
+    tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
+    digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    """
+
+    request: Request
+    choice_index: int
+    token_ids: "array[int]"
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    block_table: "array[int]" = field(default_factory=lambda: array("i"))
+    num_computed_tokens: int = 0
+    num_committed_blocks: int = 0
+    digests: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer, the last sampled one included."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.token_ids) - self.request.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that have no K/V yet; at least one before each step."""
+        return len(self.token_ids) - self.num_computed_tokens

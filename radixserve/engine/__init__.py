@@ -1,0 +1,1 @@
+"""The step loop, its process, and the clients that talk to it."""

@@ -1,0 +1,117 @@
+"""Every error radixserve raises on purpose.
+
+RadixServeError
+├── ConfigError              the engine or the server cannot start as asked; the command line exits with 2
+│   └── ModelLoadError       the model's files are missing, truncated or of an unknown kind
+├── RequestError             answered to one caller, in OpenAI's error shape; the server keeps serving
+│   ├── InvalidRequest       400
+│   │   └── PromptTooLong    400, code context_length_exceeded
+│   ├── InvalidApiKey        401
+│   ├── ModelNotFound        404
+│   ├── BodyTooLarge         413
+│   ├── QueueFull            429, with Retry-After
+│   ├── RequestFailed        500: this request ended in the engine, by no fault of the caller
+│   ├── EngineUnavailable    503, with Retry-After: loading, draining, or being started again
+│   └── RequestTimeout       504
+└── EngineDied               the engine process is gone, and starting it again was given up
+"""
+
+
+class RadixServeError(Exception):
+    """Root of all errors that radixserve raises on purpose."""
+
+
+class ConfigError(RadixServeError):
+    """The engine or the server cannot start with these settings; the message says what to change."""
+
+
+class ModelLoadError(ConfigError):
+    """The model's files are missing, truncated or of a kind that is not supported."""
+
+
+class RequestError(RadixServeError):
+    """An error that is answered to one caller.
+
+    status: HTTP status. type, param, code: the fields of OpenAI's error object; param names the offending field.
+    """
+
+    status = 500
+    type = "server_error"
+    default_code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+
+class InvalidRequest(RequestError, ValueError):
+    """The request itself is wrong; sending it again unchanged cannot help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt, or the prompt with its budget, does not fit the context."""
+
+    default_code = "context_length_exceeded"
+
+
+class InvalidApiKey(RequestError):
+    """No API key, or one the server does not know."""
+
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    """The named model is not served here."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "model_not_found"
+
+
+class BodyTooLarge(RequestError):
+    """The request body is over the server's limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    default_code = "request_too_large"
+
+
+class QueueFull(RequestError):
+    """Too many requests are waiting."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "queue_full"
+
+
+class RequestFailed(RequestError):
+    """The request ended in the engine with an error that the caller did not cause."""
+
+    default_code = "internal_error"
+
+
+class EngineUnavailable(RequestError):
+    """The engine is loading, draining, or being started again."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "engine_unavailable"
+
+
+class RequestTimeout(RequestError):
+    """The request ran past the server's time limit."""
+
+    status = 504
+    type = "timeout_error"
+    default_code = "request_timeout"
+
+
+class EngineDied(RadixServeError):
+    """The engine process is gone, and starting it again was given up."""

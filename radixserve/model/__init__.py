@@ -1,0 +1,1 @@
+"""Model configuration, layers, the decoder and the loaders of its weights."""

@@ -1,0 +1,174 @@
+"""The messages between the API process and the engine process, and their frames.
+
+A frame is a 4-byte little-endian length and that many bytes of msgpack. Token ids travel as packed int32. The sender
+of a message gives it away: nothing in a message is changed afterwards.
+
+API -> engine:   AddRequest | Abort | Control
+engine -> API:   EngineReady, then StepOutput | ControlReply; or EngineFailed, and the end
+"""
+
+from typing import Literal
+
+import msgspec
+
+from radixserve.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+FailureKind = Literal["invalid_request", "queue_full", "internal_error"]
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Start a request.
+
+    request_id: unique among live requests; the sender makes it, never a caller of the API.
+    prompt_token_ids: int32 in native order, at least one, each inside the vocabulary, fewer than max_model_len.
+    namespace: prefixes are shared between requests of equal namespaces only (see radixserve.core.namespace).
+    """
+
+    request_id: str
+    prompt_token_ids: bytes
+    params: SamplingParams
+    namespace: bytes = b""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End requests and free what they hold. No Delta of theirs follows the next StepOutput. Unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
+    """Drop every cached block that no running request holds."""
+
+
+class CacheWasReset(msgspec.Struct, frozen=True, tag="cache_was_reset"):
+    """num_dropped blocks were freed; num_kept are held by running requests and stay findable."""
+
+    num_dropped_blocks: int
+    num_kept_blocks: int
+
+
+ControlCommand = ResetCache
+ControlResult = CacheWasReset
+
+
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """Run one command between two steps; answered by one ControlReply of the same call_id."""
+
+    call_id: int
+    command: ControlCommand
+
+
+class ControlReply(msgspec.Struct, frozen=True, tag="control_reply"):
+    """The answer to one Control."""
+
+    call_id: int
+    result: ControlResult
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one generated token: its own, and the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why the engine ended a request without an answer."""
+
+    kind: FailureKind
+    message: str
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one answer (choice `index`) of a request.
+
+    token_ids may be non-empty while text is still "": a character or a possible stop string is not yet complete.
+    logprobs: one entry per token id, or None when they were not asked for.
+    num_cached_tokens: prompt tokens of the request whose K/V were read from the cache; the same in all its deltas.
+    stop_reason: the stop string, or the stop token id other than the end token, that ended the answer.
+    failure: set on the one delta that ends a whole request (index 0) without an answer.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    failure: Failure | None = None
+
+
+class CacheStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the K/V cache.
+
+    num_free + num_cached + num_in_use == num_blocks. A cached block is held by the tree alone, a block in use by a
+    sequence. queried, hit and evicted tokens only ever grow; a resumed request does not count as queried again.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_in_use_blocks: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_evicted_tokens: int
+    num_tree_nodes: int
+    tree_depth: int
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """The engine after a step. num_preemptions, *_tokens and num_steps only ever grow."""
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_computed_prompt_tokens: int
+    num_generated_tokens: int
+    cache: CacheStats
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded and the cache allocated; said once.
+
+    max_model_len: tokens a sequence may have, prompt and answer together, after any lowering to what the pool holds.
+    vocab_size: token ids that the model takes are 0 to vocab_size - 1.
+    notices: what start-up changed or chose on its own, a sentence each.
+    """
+
+    model_name: str
+    architecture: str
+    dtype: str
+    device: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    load_seconds: float
+    notices: list[str]
+    stats: EngineStats
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start. is_config_error: the settings are at fault, and message says what to change."""
+
+    message: str
+    is_config_error: bool
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag="step"):
+    """All that one step of the engine produced."""
+
+    deltas: list[Delta]
+    stats: EngineStats
+
+
+ClientMessage = AddRequest | Abort | Control
+EngineMessage = EngineReady | EngineFailed | StepOutput | ControlReply

@@ -1,0 +1,1 @@
+"""From a ScheduledBatch to SampledTokens: K/V storage, tensors, the model, the executor."""

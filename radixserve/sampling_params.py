@@ -1,0 +1,101 @@
+"""How a request wants its tokens chosen: values, checked once when they are made."""
+
+import math
+
+import msgspec
+
+from radixserve.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 1024
+MAX_LOGIT_BIAS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sampling settings of one request. Raises InvalidRequest, with the field as param, for a value out of range.
+
+    n: independent answers to the one prompt. max_tokens: None means until the model ends or the context is full.
+    temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0, the penalties' neutral values: off.
+    seed: None draws a fresh one. A token depends only on the logits and (seed, index of the answer, position), so a
+    seeded request repeats in any batch.
+    logprobs: None for none, else how many alternatives a token reports beside its own (0 for the token alone), read
+    from the logits before any of these settings is applied.
+    stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
+    min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_integer("n", self.n, 1, MAX_CHOICES)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1, None)
+        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding send temperature 0", param="top_p")
+        _check_integer("top_k", self.top_k, -1, None)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequest("repetition_penalty must be above 0; 1 means off", param="repetition_penalty")
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens", param="logit_bias")
+        for bias in self.logit_bias.values():
+            _check_number("logit_bias", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+        if not all(self.stop):
+            raise InvalidRequest("stop holds an empty string, which would end every answer at once", param="stop")
+        if any(len(string) > MAX_STOP_STRING_LENGTH for string in self.stop):
+            raise InvalidRequest(f"a stop string has at most {MAX_STOP_STRING_LENGTH} characters", param="stop")
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken at each step."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_integer(name: str, value: int, low: int, high: int | None) -> None:
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name} is {value}; it must be {_range(low, high)}", param=name)
+
+
+def _check_number(name: str, value: float, low: float, high: float) -> None:
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be {_range(low, high)}", param=name)
+
+
+def _range(low: float, high: float | None) -> str:
+    return f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
