@@ -52,10 +52,12 @@ class Driver:
     def start(self, token_ids: Iterable[int], namespace: bytes = b"", chunk: int | None = None) -> Sequence:
         """Compute a whole prompt, `chunk` tokens a step, and leave the sequence running."""
         sequence = make_sequence(token_ids, namespace)
-        assert self.admit(sequence, chunk or sequence.num_tokens)
-        self.compute(sequence)
+        match = self.cache.match(sequence)
+        num_tokens = min(sequence.num_tokens - match.num_tokens, chunk or sequence.num_tokens)
+        assert self.admit(sequence, num_tokens, match)
+        self.compute(sequence, min(num_tokens, sequence.num_uncomputed_tokens))
         while sequence.num_uncomputed_tokens:
-            assert self.step(sequence, chunk or sequence.num_uncomputed_tokens)
+            assert self.step(sequence, min(chunk or sequence.num_tokens, sequence.num_uncomputed_tokens))
         return sequence
 
     def admit(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:

@@ -250,7 +250,7 @@ def run_machine(num_programs: int, num_steps: int) -> None:
 
 
 def test_random_programs_keep_the_laws_of_the_cache() -> None:
-    run_machine(num_programs=40, num_steps=30)
+    run_machine(num_programs=150, num_steps=40)
 
 
 @pytest.mark.slow
