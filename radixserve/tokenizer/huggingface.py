@@ -5,10 +5,9 @@ from typing import Any
 
 import msgspec
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from radixserve.errors import ModelLoadError
-from radixserve.tokenizer.source import TokenizerSource
+from radixserve.tokenizer.source import TokenizerSource, set_added_ends
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -31,7 +30,7 @@ def read_huggingface_tokenizer(directory: Path) -> TokenizerSource:
     special_tokens = _special_tokens(_read_json(directory / "special_tokens_map.json") | config)
     _add_missing_tokens(backend, config, special_tokens)
     if isinstance(config.get("add_bos_token"), bool) or isinstance(config.get("add_eos_token"), bool):
-        _set_added_ends(
+        set_added_ends(
             backend,
             special_tokens.get("bos_token") if config.get("add_bos_token") else None,
             special_tokens.get("eos_token") if config.get("add_eos_token") else None,
@@ -83,15 +82,6 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], s
     for content in special_tokens.values():
         if backend.token_to_id(content) not in {None, *special_ids}:
             backend.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
-
-
-def _set_added_ends(backend: tokenizers.Tokenizer, bos_token: str | None, eos_token: str | None) -> None:
-    """Make encoding begin with bos_token and end with eos_token, where given, and add nothing else."""
-    ends = [token for token in (bos_token, eos_token) if token is not None]
-    backend.post_processor = TemplateProcessing(
-        single=[token for token in (bos_token, "$A", eos_token) if token is not None],
-        special_tokens=[(token, backend.token_to_id(token)) for token in ends],
-    )
 
 
 def _token_id(backend: tokenizers.Tokenizer, token: str | None) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 from radixserve.errors import ConfigError, InvalidRequest
 from radixserve.tokenizer.chat_encoder import ChatEncoder
 from radixserve.tokenizer.chat_template import ChatTemplate
+from radixserve.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from radixserve.tokenizer.huggingface import read_huggingface_tokenizer
 from radixserve.tokenizer.source import TokenizerSource
 from radixserve.tokenizer.token_text import DecodeStream, TokenText
@@ -33,7 +34,7 @@ class Tokenizer:
         chat_template: a Jinja file to use instead of the model's own. Raises ModelLoadError if the files are not
         there or not supported, ConfigError if a template cannot be read or is not valid Jinja.
         """
-        source = read_huggingface_tokenizer(path)
+        source = read_huggingface_tokenizer(path) if path.is_dir() else read_gguf_tokenizer(path)
         if chat_template is not None:
             return cls(source, {"default": ChatTemplate(_read_template(chat_template), origin=str(chat_template))})
         templates = {
