@@ -26,7 +26,9 @@ class FakeServer:
     """Set its attributes before a call; read `bodies` and `headers` after it.
 
     A prompt costs its messages' tokens, and 5 more a message for a template. cached_tokens is what an ideal prefix
-    cache over whole messages would hit. delay: seconds before each content chunk, after the role chunk.
+    cache over whole messages would hit. delay: seconds before each content chunk, after the role chunk. Chat calls are
+    counted from 1: failing_calls get that response, held_calls stay open after their words until the client leaves,
+    which sets has_left.
     """
 
     def __init__(self) -> None:
@@ -42,8 +44,7 @@ class FakeServer:
         self.failing_calls: dict[int, Response] = {}
         self.breaks_off = False
         self.stream_error: str | None = None
-        self.hold = False
-        self.num_disconnects = 0
+        self.held_calls: set[int] = set()
         self.has_left = threading.Event()
         self._seen: set[tuple[tuple[str, str], ...]] = set()
 
@@ -78,9 +79,9 @@ class FakeServer:
             return JSONResponse({"error": {"message": f"unknown field {refused.pop()}"}}, status_code=400)
         if failure := self.failing_calls.get(len(self.bodies)):
             return failure
-        return StreamingResponse(self._stream(body, request), media_type="text/event-stream")
+        return StreamingResponse(self._stream(body, len(self.bodies)), media_type="text/event-stream")
 
-    async def _stream(self, body: dict[str, Any], request: Request) -> AsyncIterator[bytes]:
+    async def _stream(self, body: dict[str, Any], call: int) -> AsyncIterator[bytes]:
         def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
             return b"data: " + json.dumps({"id": "1", "choices": choices, **more}).encode() + b"\n\n"
 
@@ -90,12 +91,11 @@ class FakeServer:
             await asyncio.sleep(self.delay)
             word = self.words[index % len(self.words)]
             yield event([{"index": 0, "delta": {"content": word}, "finish_reason": None}])
-        if self.hold:
-            while not await request.is_disconnected():
-                await asyncio.sleep(0.005)
-            self.num_disconnects += 1
-            self.has_left.set()
-            return
+        if call in self.held_calls:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.has_left.set()
         if self.breaks_off:
             return
         if self.stream_error is not None:

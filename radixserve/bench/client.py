@@ -1,7 +1,7 @@
 """One streamed chat completion: what was said, when each piece came, and what the server counted."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -11,13 +11,6 @@ from radixserve.bench.server import Server
 from radixserve.errors import ServerCallFailed
 
 CHAT_PATH = "/v1/chat/completions"
-
-
-class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation, as OpenAI's API spells it."""
-
-    role: str
-    content: str
 
 
 class _PromptDetails(msgspec.Struct):
@@ -175,8 +168,3 @@ async def measure(
         record.output_tokens = num_chunks if usage.completion_tokens is None else usage.completion_tokens
         record.prompt_tokens = usage.prompt_tokens
         record.cached_tokens = usage.cached_tokens
-
-
-def as_json(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages as plain objects."""
-    return [{"role": message.role, "content": message.content} for message in messages]

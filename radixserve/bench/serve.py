@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from radixserve.bench.client import Message, RequestRecord, as_json, measure
+from radixserve.bench.client import RequestRecord, measure
+from radixserve.bench.message import Message, as_json
 from radixserve.bench.report import Environment, Repeat, Report, make_repeat, summarize
 from radixserve.bench.server import Server
 from radixserve.bench.text import approximate_text, exact_text

@@ -1,6 +1,7 @@
 """An OpenAI-compatible server, seen from a client: JSON calls, event streams, and one kind of error."""
 
 import ipaddress
+import os
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
@@ -119,6 +120,13 @@ def _json_body(body: dict[str, _Json]) -> dict[str, _Json]:
 
 
 def _reason(error: httpx.HTTPError) -> str:
+    """What the operating system said, which httpx keeps several causes deep; or else what httpx says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            # asyncio puts an address where the text of a refused connection should be.
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from radixserve.bench.client import Message
+from radixserve.bench.message import Message
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
