@@ -187,7 +187,7 @@ def render(report: Report) -> RenderableType:
     """Return the report as a table for a terminal: medians over the repeats, and their spread if there are several."""
     workload = report.workload
     repeats = f"{len(report.repeats)} repeat{'s' if len(report.repeats) > 1 else ''}"
-    table = Table(title=f"{workload.name}: {workload.purpose}", title_justify="left", min_width=50)
+    table = Table(title=f"{workload.name}: {workload.purpose}", title_justify="left")
     table.add_column("figure")
     table.add_column("median" if len(report.repeats) > 1 else "value", justify="right")
     if len(report.repeats) > 1:

@@ -6,13 +6,12 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from radixserve.bench.client import RequestRecord, measure
+from radixserve.bench.client import RequestRecord, measure, stream_chat
 from radixserve.bench.message import Message, as_json
 from radixserve.bench.report import Environment, Repeat, Report, make_repeat, summarize
 from radixserve.bench.server import Server
@@ -24,23 +23,40 @@ from radixserve.version import __version__
 _WARM_UP_TOKENS = 8
 # Statuses by which a server says that it does not take a field.
 _REFUSALS = (400, 422)
-_FIXED_LENGTH: dict[str, Any] = {"ignore_eos": True}
-_WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+# Ways to fix the length of an answer: that of radixserve, vLLM and llama.cpp, that of transformers serve, and none.
+LengthField = Literal["ignore_eos", "generation_config"]
+_LENGTH_FIELDS: tuple[LengthField | None, ...] = ("ignore_eos", "generation_config", None)
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """What of the extras the server takes. extras: fields for each request."""
+    """Which fields beyond OpenAI's oldest the server takes, and whether it counts tokens.
 
-    extras: dict[str, Any]
-    has_tokenize: bool
+    length_field: the one that makes an answer as long as asked; None if it takes none of them.
+    """
+
+    length_field: LengthField | None
+    takes_stream_options: bool
+    has_tokenize: bool = False
+
+    def fields(self, output_tokens: int) -> dict[str, Any]:
+        """Return the fields that ask for output_tokens tokens, and for the usage."""
+        fields: dict[str, Any] = {"max_tokens": output_tokens}
+        if self.length_field == "ignore_eos":
+            fields["ignore_eos"] = True
+        elif self.length_field == "generation_config":
+            lengths = {"min_new_tokens": output_tokens, "max_new_tokens": output_tokens}
+            fields["generation_config"] = msgspec.json.encode(lengths).decode()
+        if self.takes_stream_options:
+            fields["stream_options"] = {"include_usage": True}
+        return fields
 
     def notes(self, records: list[RequestRecord], workload: Workload) -> list[str]:
         """Return what a reader of the figures must know, a sentence each."""
         notes = []
         if not self.has_tokenize:
             notes.append("The server has no /tokenize: prompt lengths follow the rule of one token a word.")
-        if "ignore_eos" not in self.extras:
-            notes.append("The server refuses ignore_eos, which fixes the length of an answer.")
+        if self.length_field is None:
+            notes.append("The server takes no field that fixes the length of an answer.")
         completed = [record for record in records if record.error is None]
         if not all(record.has_usage for record in completed):
             notes.append("The server reports no usage in streams: output tokens are counted as chunks with text.")
@@ -84,7 +100,7 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
     model = plan.model or await server.first_model()
     environment = describe_environment()
     abilities = await find_abilities(server, model)
-    common = {"model": model, "temperature": 0.0, **abilities.extras}
+    session_runner = _SessionRunner(server, model, abilities, progress)
 
     async def write_text(key: str, num_tokens: int) -> str:
         if not abilities.has_tokenize:
@@ -98,7 +114,7 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
     all_records: list[RequestRecord] = []
     for sessions in plans:
         started = time.perf_counter()
-        records = await _run_sessions(server, common, sessions, workload.concurrency, progress.update)
+        records = await session_runner.run_all(sessions, workload.concurrency)
         repeats.append(make_repeat(records, workload.num_requests, time.perf_counter() - started))
         all_records += records
     failures = list(dict.fromkeys(record.error for record in all_records if record.error is not None))
@@ -117,59 +133,64 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
     )
 
 
-async def _run_sessions(
-    server: Server,
-    common: dict[str, Any],
-    sessions: list[list[Turn]],
-    concurrency: int,
-    on_chunks: Callable[[int], object],
-) -> list[RequestRecord]:
-    """Run all sessions, at most concurrency at once, started in order; return their records in order."""
-    slots = asyncio.Semaphore(concurrency)
+class _SessionRunner:
+    """Runs sessions against one server."""
 
-    async def run_one(index: int, turns: list[Turn]) -> list[RequestRecord]:
-        async with slots:
-            return await _run_session(server, common, index, turns, on_chunks)
+    def __init__(self, server: Server, model: str, abilities: Abilities, progress: Progress) -> None:
+        self._server = server
+        self._model = model
+        self._abilities = abilities
+        self._progress = progress
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run_one(index, turns)) for index, turns in enumerate(sessions)]
-    return [record for task in tasks for record in task.result()]
+    async def run_all(self, sessions: list[list[Turn]], concurrency: int) -> list[RequestRecord]:
+        """Run all sessions, at most concurrency at once, started in order; return their records in order."""
+        slots = asyncio.Semaphore(concurrency)
+
+        async def run_in_slot(index: int, turns: list[Turn]) -> list[RequestRecord]:
+            async with slots:
+                return await self._run(index, turns)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run_in_slot(index, turns)) for index, turns in enumerate(sessions)]
+        return [record for task in tasks for record in task.result()]
+
+    async def _run(self, index: int, turns: list[Turn]) -> list[RequestRecord]:
+        """Run turns one after another, each with the whole history; a failure ends the session."""
+        history: list[Message] = []
+        records = []
+        for number, turn in enumerate(turns):
+            history += turn.messages
+            record = RequestRecord(index, number)
+            records.append(record)
+            body = request_body(self._model, history, self._abilities, turn.output_tokens)
+            await measure(self._server, body, record, self._progress.update)
+            if record.error is not None:
+                break
+            history.append(Message("assistant", record.text))
+        return records
 
 
-async def _run_session(
-    server: Server, common: dict[str, Any], index: int, turns: list[Turn], on_chunks: Callable[[int], object]
-) -> list[RequestRecord]:
-    """Run turns one after another, each with the whole history; a failure ends the session."""
-    history: list[Message] = []
-    records = []
-    for number, turn in enumerate(turns):
-        history += turn.messages
-        record = RequestRecord(index, number)
-        records.append(record)
-        body = {**common, "messages": as_json(history), "max_tokens": turn.output_tokens}
-        await measure(server, body, record, on_chunks)
-        if record.error is not None:
-            break
-        history.append(Message("assistant", record.text))
-    return records
+def request_body(model: str, messages: list[Message], abilities: Abilities, output_tokens: int) -> dict[str, Any]:
+    """Return the body of a greedy request."""
+    return {"model": model, "messages": as_json(messages), "temperature": 0.0, **abilities.fields(output_tokens)}
 
 
 async def find_abilities(server: Server, model: str) -> Abilities:
-    """Warm the server up with one short request, and learn which extras it takes.
+    """Warm the server up with one short request, and learn what it takes.
 
-    Raises ServerCallFailed if it refuses the request with none of them too.
+    Raises ServerCallFailed if it refuses the request in its plainest form too.
     """
-    prompt = as_json([Message("user", approximate_text("warm-up", _WARM_UP_TOKENS))])
-    body = {"model": model, "messages": prompt, "max_tokens": _WARM_UP_TOKENS, "temperature": 0.0}
-    for extras in ({**_FIXED_LENGTH, **_WITH_USAGE}, _WITH_USAGE, _FIXED_LENGTH, {}):
+    messages = [Message("user", approximate_text("warm-up", _WARM_UP_TOKENS))]
+    candidates = [Abilities(field, has_usage) for has_usage in (True, False) for field in _LENGTH_FIELDS]
+    for abilities in candidates:
         try:
-            async for _ in server.stream("/v1/chat/completions", {**body, **extras, "stream": True}):
+            async for _ in stream_chat(server, request_body(model, messages, abilities, _WARM_UP_TOKENS)):
                 pass
             break
         except ServerCallFailed as error:
-            if error.status not in _REFUSALS or not extras:
+            if error.status not in _REFUSALS or abilities is candidates[-1]:
                 raise
-    return Abilities(extras, await _has_tokenize(server, model))
+    return msgspec.structs.replace(abilities, has_tokenize=await _has_tokenize(server, model))
 
 
 async def count_tokens(server: Server, model: str, text: str) -> int:

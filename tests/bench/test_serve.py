@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -136,14 +137,29 @@ def test_the_same_seed_sends_the_same_prompts(fake: FakeServer) -> None:
     assert prompts[0] == prompts[1] != prompts[2]
 
 
-@pytest.mark.parametrize("refused", [{"ignore_eos"}, {"stream_options"}, {"ignore_eos", "stream_options"}])
-def test_a_server_that_refuses_an_extra_is_asked_without_it(fake: FakeServer, refused: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("refused", "sent"),
+    [
+        (set(), {"ignore_eos", "stream_options"}),
+        ({"ignore_eos"}, {"generation_config", "stream_options"}),
+        ({"ignore_eos", "generation_config"}, {"stream_options"}),
+        ({"stream_options"}, {"ignore_eos"}),
+        ({"ignore_eos", "generation_config", "stream_options"}, set()),
+    ],
+)
+def test_a_server_that_refuses_a_field_is_asked_without_it(fake: FakeServer, refused: set[str], sent: set[str]) -> None:
     fake.refused = refused
     report = run(fake, SINGLE)
-    assert fake.bodies[-1].keys() & {"ignore_eos", "stream_options"} == {"ignore_eos", "stream_options"} - refused
-    assert any("ignore_eos" in note for note in report.notes) == ("ignore_eos" in refused)
+    assert fake.bodies[-1].keys() & {"ignore_eos", "generation_config", "stream_options"} == sent
+    assert any("fixes the length" in note for note in report.notes) == ("generation_config" in refused)
     assert any("counted as chunks" in note for note in report.notes) == ("stream_options" in refused)
     assert report.num_failed == 0
+
+
+def test_transformers_is_asked_for_the_length_in_its_own_way(fake: FakeServer) -> None:
+    fake.refused = {"ignore_eos"}
+    run(fake, SINGLE)
+    assert json.loads(fake.bodies[-1]["generation_config"]) == {"min_new_tokens": 128, "max_new_tokens": 128}
 
 
 def test_without_usage_chunks_are_counted_and_the_report_says_so(fake: FakeServer) -> None:
@@ -155,7 +171,8 @@ def test_without_usage_chunks_are_counted_and_the_report_says_so(fake: FakeServe
 
 
 def test_short_answers_and_missing_counts_are_reported(fake: FakeServer) -> None:
-    fake.refused, fake.reports_cached, fake.has_tokenize = {"ignore_eos"}, False, False
+    fake.refused = {"ignore_eos", "generation_config"}
+    fake.reports_cached = fake.has_tokenize = False
     report = run(fake, SINGLE)
     figures = report.repeats[0].figures
     assert (figures.output_tokens, figures.cached_tokens, figures.computed_tokens) == (4, None, None)
