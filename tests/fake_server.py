@@ -41,11 +41,14 @@ class FakeServer:
         self.reports_cached = True
         self.words = ["Hello", " there", ",", " friend"]
         self.delay = 0.0
+        self.num_chunks_at_once = 1
+        self.most_at_once = 0
         self.failing_calls: dict[int, Response] = {}
         self.breaks_off = False
         self.stream_error: str | None = None
         self.held_calls: set[int] = set()
         self.has_left = threading.Event()
+        self._num_open = 0
         self._seen: set[tuple[tuple[str, str], ...]] = set()
 
     def app(self) -> Starlette:
@@ -86,11 +89,17 @@ class FakeServer:
             return b"data: " + json.dumps({"id": "1", "choices": choices, **more}).encode() + b"\n\n"
 
         yield event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        self._num_open += 1
+        self.most_at_once = max(self.most_at_once, self._num_open)
         length = body["max_tokens"] if body.get("ignore_eos") else min(len(self.words), body["max_tokens"])
-        for index in range(length):
+        events = [
+            event([{"index": 0, "delta": {"content": self.words[index % len(self.words)]}, "finish_reason": None}])
+            for index in range(length)
+        ]
+        for start in range(0, length, self.num_chunks_at_once):
             await asyncio.sleep(self.delay)
-            word = self.words[index % len(self.words)]
-            yield event([{"index": 0, "delta": {"content": word}, "finish_reason": None}])
+            yield b"".join(events[start : start + self.num_chunks_at_once])
+        self._num_open -= 1
         if call in self.held_calls:
             try:
                 await asyncio.Event().wait()

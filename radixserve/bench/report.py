@@ -1,6 +1,5 @@
 """Figures of a run out of its records, and the report: a JSON document and a table."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,10 +89,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return sum(repeat.figures.num_failed for repeat in self.repeats)
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the percentile, linear between the two nearest values; None of no values."""
-    if not values:
-        return None
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the percentile of at least one value, linear between the two nearest."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     below = int(position)
@@ -116,10 +113,10 @@ def compute_figures(records: Sequence[RequestRecord], num_requests: int, wall_se
         num_failed=len(records) - len(completed),
         num_not_sent=num_requests - len(records),
         wall_seconds=wall_seconds,
-        ttft_p50_ms=percentile(ttft, 50),
-        ttft_p95_ms=percentile(ttft, 95),
-        itl_p50_ms=percentile(gaps, 50),
-        itl_p95_ms=percentile(gaps, 95),
+        ttft_p50_ms=percentile(ttft, 50) if ttft else None,
+        ttft_p95_ms=percentile(ttft, 95) if ttft else None,
+        itl_p50_ms=percentile(gaps, 50) if gaps else None,
+        itl_p95_ms=percentile(gaps, 95) if gaps else None,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / wall_seconds,
         prompt_tokens=prompt_tokens,
@@ -153,17 +150,16 @@ def make_repeat(records: Sequence[RequestRecord], num_requests: int, wall_second
     return Repeat(compute_figures(records, num_requests, wall_seconds), rows)
 
 
+_SPREAD = {"median": 50, "p10": 10, "p90": 90}
+
+
 def summarize(repeats: Sequence[Repeat]) -> dict[str, dict[str, float]]:
     """Return median, p10 and p90 over the repeats of each figure that all of them know."""
     summary = {}
     for name in Figures.__struct_fields__:
         values = [getattr(repeat.figures, name) for repeat in repeats]
         if None not in values:
-            summary[name] = {
-                "median": statistics.median(values),
-                "p10": percentile(values, 10) or 0.0,
-                "p90": percentile(values, 90) or 0.0,
-            }
+            summary[name] = {label: percentile(values, percent) for label, percent in _SPREAD.items()}
     return summary
 
 
@@ -198,8 +194,8 @@ def render(report: Report) -> RenderableType:
         if spread is None:
             cells = ["not reported"]
         else:
-            shown = ("median", "p10", "p90") if len(report.repeats) > 1 else ("median",)
-            cells = [_cell(spread[key], unit) for key in shown]
+            labels = list(_SPREAD) if len(report.repeats) > 1 else ["median"]
+            cells = [_cell(spread[label], unit) for label in labels]
         table.add_row(label, *cells)
     lines = [f"{report.model} at {report.base_url}, seed {report.seed}, {repeats}", *report.notes]
     return Group(table, *(Text(line) for line in lines))

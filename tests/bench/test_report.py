@@ -13,7 +13,6 @@ def record(**fields: object) -> RequestRecord:
 @pytest.mark.parametrize(
     ("values", "percent", "expected"),
     [
-        ([], 50, None),
         ([3.0], 95, 3.0),
         ([4.0, 1.0, 3.0, 2.0], 50, 2.5),
         ([1.0, 2.0, 3.0], 50, 2.0),

@@ -192,6 +192,32 @@ def test_first_token_is_timed_from_the_first_text_and_not_from_the_role(fake: Fa
     assert record.latency >= record.ttft + sum(record.gaps)
 
 
+def test_chunks_that_arrive_together_are_no_time_apart(fake: FakeServer) -> None:
+    fake.delay, fake.num_chunks_at_once = 0.02, 2
+    gaps = measure_one(fake).gaps
+    assert len(gaps) == 3
+    assert gaps[0] == gaps[2] == 0.0
+    assert gaps[1] >= 0.02
+
+
+@pytest.mark.parametrize(("workload", "concurrency"), [(SMALL_AGENTS, 3), (BURST, 16)], ids=["agents", "burst"])
+def test_no_more_sessions_run_at_once_than_the_workload_says(
+    fake: FakeServer, workload: Workload, concurrency: int
+) -> None:
+    fake.delay, fake.num_chunks_at_once = 0.02, 32
+    run(fake, workload)
+    assert 1 < fake.most_at_once <= concurrency
+
+
+def test_no_proxy_of_the_environment_stands_before_a_local_server(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert run(fake, SINGLE).num_failed == 0
+
+
 def test_a_failed_step_ends_its_agent_and_is_counted_once(fake: FakeServer) -> None:
     fake.failing_calls = {NUM_WARM_UP + 3 + 1: JSONResponse({"error": {"message": "no room"}}, status_code=503)}
     report = run(fake, SMALL_AGENTS)
