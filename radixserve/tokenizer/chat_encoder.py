@@ -17,6 +17,7 @@ import msgspec
 import tokenizers
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.backend import encode_texts
 from radixserve.tokenizer.chat_template import ChatTemplate
 
 # Some models do not mark their turn borders as special. Others, such as <think>, belong in an assistant's message.
@@ -79,7 +80,7 @@ class ChatEncoder:
             text = _cut(text, end)
         text = self._control_tokens.sub(lambda match: self._private_names[match[0]], text)
         text = self._stand_ins.restore(text)
-        return self._private_backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return encode_texts(self._private_backend, [text], add_special_tokens=False)[0]
 
     def _protect(self, variables: dict[str, Any]) -> dict[str, Any]:
         try:
