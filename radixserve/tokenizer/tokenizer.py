@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from radixserve.errors import ConfigError, InvalidRequest
+from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
 from radixserve.tokenizer.chat_encoder import ChatEncoder
-from radixserve.tokenizer.chat_template import ChatTemplate
+from radixserve.tokenizer.chat_template import ChatTemplate, read_template
 from radixserve.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from radixserve.tokenizer.huggingface import read_huggingface_tokenizer
 from radixserve.tokenizer.token_text import DecodeStream, TokenText
@@ -36,7 +36,7 @@ class Tokenizer:
         """
         source = read_huggingface_tokenizer(path) if path.is_dir() else read_gguf_tokenizer(path)
         if chat_template is not None:
-            return cls(source, {"default": ChatTemplate(_read_template(chat_template), origin=str(chat_template))})
+            return cls(source, {"default": ChatTemplate(read_template(chat_template), origin=str(chat_template))})
         templates = {
             name: ChatTemplate(text, origin=f"{path} ({name})") for name, text in source.chat_templates.items()
         }
@@ -97,10 +97,3 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token on its own, which may be part of a character; a special token's name."""
         return self._text.token_bytes(token_id)
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {file} cannot be read: {error}") from error

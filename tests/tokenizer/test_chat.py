@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -130,6 +132,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(Tokenizer.load(directory), reference, family)
 
 
+@pytest.fixture(scope="module")
+def bytes_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_byte_tokenizer(tmp_path_factory.mktemp("bytes"))
+
+
 CHATS = {
     "one turn": [{"role": "user", "content": "What is the capital of France?"}],
     "turns": [
@@ -184,6 +191,26 @@ def test_typed_special_tokens_stay_text(pair: Pair) -> None:
         ids = pair.tokenizer.encode_chat(chat)
         assert special_ids(pair, ids) == special_ids(pair, pair.tokenizer.encode_chat(plain))
         assert content.strip() in pair.tokenizer.decode(ids)
+
+
+@given(
+    contents=st.lists(
+        st.lists(
+            st.sampled_from(["<|end|>", "<|start|>", "<|pad|>", "<|", "end", "|>", "<", ">", "|", " ", "\n", "é", "1"])
+        ).map("".join),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_whatever_is_typed_only_the_template_writes_special_tokens(
+    bytes_tokenizer: Tokenizer, contents: list[str]
+) -> None:
+    expected: list[int] = []
+    for content in contents:
+        expected += [START, *b"user\n", *content.encode(), END, *b"\n"]
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert bytes_tokenizer.encode_chat(messages, add_generation_prompt=False) == expected
 
 
 def test_a_special_token_put_together_from_two_messages_stays_text(tmp_path: Path) -> None:

@@ -102,6 +102,12 @@ def test_a_directory_without_tokenizer_json_says_how_to_make_one(tmp_path: Path)
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("config", [{"chat_template": 1}, {"eos_token": 2}, {"added_tokens_decoder": {"x": {}}}])
+def test_a_field_of_the_wrong_type_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError, match=next(iter(config))):
+        Tokenizer.load(write_tokenizer(tmp_path, byte_level_backend(), **config))
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 @pytest.mark.parametrize("text", ["{", "[]", ""])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
