@@ -7,7 +7,7 @@ import msgspec
 import tokenizers
 
 from radixserve.errors import ModelLoadError
-from radixserve.tokenizer.source import TokenizerSource, set_added_ends
+from radixserve.tokenizer.backend import TokenizerSource, set_added_ends
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from radixserve.errors import ConfigError, InvalidRequest
+from radixserve.tokenizer.backend import TokenizerSource, encode_texts
 from radixserve.tokenizer.chat_encoder import ChatEncoder
 from radixserve.tokenizer.chat_template import ChatTemplate
 from radixserve.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from radixserve.tokenizer.huggingface import read_huggingface_tokenizer
-from radixserve.tokenizer.source import TokenizerSource
 from radixserve.tokenizer.token_text import DecodeStream, TokenText
 
 
@@ -56,9 +56,7 @@ class Tokenizer:
 
         add_special_tokens: put around it what the model expects around any text, such as a bos token.
         """
-        # encode of one text holds the GIL, a batch of one does not.
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -71,7 +69,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
-        Special tokens come from the template only: their strings in messages and tools stay text.
+        Control tokens come from the template only: their strings in messages and tools stay text.
         continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """

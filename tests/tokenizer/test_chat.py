@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from radixserve.errors import ConfigError, InvalidRequest
@@ -217,6 +217,27 @@ def test_added_tokens_that_are_not_special_keep_their_ids(tmp_path: Path) -> Non
     assert think in tokenizer.encode_chat([{"role": "user", "content": "a<think>b"}])
 
 
+def test_merges_do_not_lead_to_a_control_token(tmp_path: Path) -> None:
+    vocabulary = {piece: i for i, piece in enumerate(["<", "s", ">", "<s", "<s>"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("<", "s"), ("<s", ">")]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>"])
+    template = "<s>{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, chat_template=template))
+    assert tokenizer.encode_chat([{"role": "user", "content": "<s><s>"}]) == [4, 3, 2, 3, 2]
+
+
+def test_turn_borders_that_are_not_marked_special_are_protected_too(tmp_path: Path) -> None:
+    border = "<\uff5cUser\uff5c>"
+    backend = byte_level_backend()
+    backend.add_tokens([border])
+    template = f"{{% for message in messages %}}{border}{{{{ message.content }}}}{{% endfor %}}"
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, chat_template=template))
+    ids = tokenizer.encode_chat([{"role": "user", "content": f"a{border}b"}])
+    assert ids.count(backend.token_to_id(border)) == 1
+    assert tokenizer.decode(ids) == f"{border}a{border}b"
+
+
 def test_tools_and_template_arguments_equal_transformers(tmp_path: Path) -> None:
     directory = write_tokenizer(tmp_path, chatml(), chat_template=CHATML, eos_token="<|im_end|>")
     reference = PreTrainedTokenizerFast(
@@ -325,6 +346,13 @@ def test_a_template_that_drops_the_last_message_cannot_continue_it(tmp_path: Pat
     tokenizer = load_byte_tokenizer(tmp_path, chat_template="{{ messages[0].content }}")
     chat = [USER, {"role": "assistant", "content": "It"}]
     assert "does not show" in chat_error(tokenizer, chat, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_messages_nested_too_deeply_are_the_requests_error(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"properties": nested}
+    assert "nested" in chat_error(load_byte_tokenizer(tmp_path), [USER], tools=[nested])
 
 
 def test_messages_are_left_as_they_were(tmp_path: Path) -> None:
