@@ -1,0 +1,35 @@
+"""Load a model's shape and weights from whichever file format it comes in."""
+
+from pathlib import Path
+
+import torch
+
+from radixserve.model.config import ModelConfig
+from radixserve.model.decoder import Decoder
+from radixserve.model.fused_weights import FusedWeights, TensorSource
+from radixserve.model.gguf_config import read_gguf_config
+from radixserve.model.gguf_source import GGUFSource
+from radixserve.model.hf_config import read_hf_config
+from radixserve.model.rope import RotaryEmbedding
+from radixserve.model.safetensors_source import SafetensorsSource
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Return the shape of the model in a Hugging Face directory or a .gguf file, reading no weights.
+
+    Raises ModelLoadError for a file that is broken, or a model that this decoder would compute wrongly.
+    """
+    return read_hf_config(path) if path.is_dir() else read_gguf_config(path)
+
+
+def load_model(
+    path: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, show_progress: bool
+) -> Decoder:
+    """Return the decoder with its weights in dtype on device; config is read_model_config's of the same path.
+
+    Shows a progress bar on stderr if asked to. Raises ModelLoadError naming the tensor that is missing, unexpected or
+    of a shape that config does not say.
+    """
+    source: TensorSource = SafetensorsSource(path) if path.is_dir() else GGUFSource(path, config)
+    weights = FusedWeights(source, config, dtype=dtype, device=device).load(show_progress=show_progress)
+    return Decoder(config, weights, RotaryEmbedding(config, device, source.rope_frequency_factors()))
