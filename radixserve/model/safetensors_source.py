@@ -45,10 +45,7 @@ class SafetensorsSource:
     def _file_names(self) -> list[str]:
         index_path = self._directory / INDEX_NAME
         if index_path.is_file():
-            try:
-                return sorted(set(json.loads(index_path.read_bytes())["weight_map"].values()))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ModelLoadError(f"{index_path} is no index of safetensors files: {error!r}") from error
+            return _indexed_file_names(index_path)
         if (self._directory / SINGLE_NAME).is_file():
             return [SINGLE_NAME]
         raise ModelLoadError(
@@ -63,3 +60,14 @@ class SafetensorsSource:
             return safe_open(path, framework="pt", device="cpu")
         except SafetensorError as error:
             raise ModelLoadError(f"{path} is truncated or damaged ({error}); download it again") from error
+
+
+def _indexed_file_names(index_path: Path) -> list[str]:
+    try:
+        index = json.loads(index_path.read_bytes())
+    except ValueError as error:
+        raise ModelLoadError(f"{index_path} is no JSON: {error}") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelLoadError(f"{index_path} holds no weight_map from tensors to files")
+    return sorted(set(weight_map.values()))

@@ -1,0 +1,313 @@
+"""The K/V cache as the scheduler sees it: sequences ask for room, share what others computed, and give it back."""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from radixserve.core.batch import BlockCopy
+from radixserve.core.block_pool import BlockPool
+from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
+from radixserve.core.sequence import Sequence
+from radixserve.protocol import CacheStats
+
+__all__ = ["CachedRun", "KVCache", "Match"]
+
+
+class _Source(NamedTuple):
+    """The block that a sequence copies from in this step, and how much of the sequence was computed before it."""
+
+    block_id: int
+    num_computed_tokens: int
+
+
+class KVCache:
+    """Give blocks to sequences, and share equal prefixes between them.
+
+    In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
+    sequence is forked or released between steps, or in a step before its own allocate or after its own commit.
+    digest finds blocks; it may collide, as token ids are compared before a block is shared.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, digest: BlockDigest = xxh3_digest
+    ) -> None:
+        self._block_size = block_size
+        self._prefix_cache = prefix_cache
+        self._digest = digest
+        self._pool = BlockPool(num_blocks)
+        self._tree = RadixTree(num_blocks, block_size)
+        self._queued_copies: dict[Sequence, BlockCopy] = {}
+        self._sources: dict[Sequence, _Source] = {}
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+        self._num_evicted_tokens = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._block_size
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
+        return self._pool.num_free + self._pool.num_cached
+
+    def match(self, sequence: Sequence) -> Match:
+        """Look up the longest cached prefix of a sequence, at most all tokens but one, which is left to compute.
+
+        Pure: changes neither blocks nor their ages; it may extend sequence.digests.
+        """
+        return self._find(sequence, sequence.num_tokens - 1)
+
+    def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
+        """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.
+
+        match: what to attach first, for a sequence that holds no blocks; its block_table, num_computed_tokens and
+        num_committed_blocks are set. A hit inside a block queues a copy of it, or takes the block over if it is the
+        tail of an ended sequence and wholly matched. If that does not fit, the full blocks alone are attached, so read
+        num_computed_tokens afterwards.
+        Returns False, and has changed nothing, if there is no room.
+        """
+        if match is None:
+            return self._extend(sequence, num_tokens)
+        assert not sequence.block_table
+        if match.num_removals != self._tree.num_removals:
+            match = self._find(sequence, match.num_tokens)
+        if self._attach(sequence, num_tokens, match):
+            return True
+        if match.partial_block_id is None:
+            return False
+        num_full_tokens = len(match.block_ids) * self._block_size
+        return self._attach(sequence, num_tokens, match._replace(num_tokens=num_full_tokens, partial_block_id=None))
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child without blocks share all K/V of its parent, a part-filled block too.
+
+        The child's tokens must begin with the parent's computed ones. Whoever writes first into a shared block gets a
+        copy of it, by allocate.
+        """
+        assert not child.block_table
+        # Full blocks enter the tree now, while the parent alone holds them: see commit.
+        self.commit(parent)
+        child.block_table = parent.block_table[: self._num_blocks_for(parent.num_computed_tokens)]
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_committed_blocks = parent.num_committed_blocks
+        child.digests = parent.digests[: parent.num_computed_tokens // self._block_size]
+        for block_id in child.block_table:
+            self._pool.share(block_id)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Enter a sequence's full and computed blocks into the tree, so that others can share them from now on.
+
+        Where the tree has such a block already, the sequence switches to that one and gives up its own.
+        """
+        if not self._prefix_cache:
+            return
+        table = sequence.block_table
+        for index in range(sequence.num_committed_blocks, sequence.num_computed_tokens // self._block_size):
+            token_ids = sequence.token_ids[index * self._block_size : (index + 1) * self._block_size]
+            digest = self._digest_of(sequence, index)
+            place = self._place(sequence)
+            found = self._tree.find_block(place, digest)
+            if found is None:
+                # Who holds a block of the tree must hold the path above it, which another holder of this block may
+                # have in blocks of its own; it enters once a single sequence is left.
+                if self._pool.refcount(table[index]) > 1:
+                    return
+                self._tree.add_block(place, digest, token_ids, table[index])
+                self._remove_shorter_tails(place, token_ids)
+            elif found[1] == token_ids:
+                self._pool.share(found[0])
+                self._drop(table[index])
+                table[index] = found[0]
+            else:
+                # An equal digest of other tokens: this block and those below it stay the sequence's own.
+                return
+            sequence.num_committed_blocks += 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks back from a sequence, deepest first, which leaves it as if it had never run.
+
+        Committed blocks stay findable, and so does a part-filled last one below them. A copy that is still to be made
+        for the sequence is forgotten.
+        """
+        source = self._sources.pop(sequence, None)
+        if source is not None:
+            self._queued_copies.pop(sequence, None)
+            # The source lies below the sequence's path, so it goes first.
+            self._drop_source(source)
+        if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
+            self._keep_tail(sequence)
+        for block_id in reversed(sequence.block_table):
+            self._drop(block_id)
+        sequence.block_table = array("i")
+        sequence.num_computed_tokens = 0
+        sequence.num_committed_blocks = 0
+
+    def next_digest(self, sequence: Sequence, num_blocks: int) -> bytes | None:
+        """Return the chained digest of the block behind a sequence's first num_blocks, or None if it is not full.
+
+        Two sequences with equal digests there are about to compute the same block. Without a prefix cache, None.
+        """
+        if not self._prefix_cache or (num_blocks + 1) * self._block_size > sequence.num_tokens:
+            return None
+        return self._digest_of(sequence, num_blocks)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the copies queued since the last call. Their sources are held until end_step."""
+        copies = list(self._queued_copies.values())
+        self._queued_copies.clear()
+        return copies
+
+    def end_step(self) -> None:
+        """Let the sources of copies go: the step that made them is over."""
+        for source in self._sources.values():
+            self._drop_source(source)
+        self._sources.clear()
+
+    def record_query(self, num_queried_tokens: int, num_hit_tokens: int) -> None:
+        """Count the tokens of a new request, and those of them that were found."""
+        self._num_queried_tokens += num_queried_tokens
+        self._num_hit_tokens += num_hit_tokens
+
+    def reset(self) -> tuple[int, int]:
+        """Forget every cached block. Returns how many were dropped, and how many stay findable as they are in use."""
+        num_dropped = self._pool.num_cached
+        while self._pool.num_cached:
+            self._remove_oldest()
+        return num_dropped, self._tree.num_blocks
+
+    def walk(self) -> Iterator[CachedRun]:
+        """Yield every node of the tree, each before those below it."""
+        return self._tree.walk()
+
+    def stats(self) -> CacheStats:
+        """Return the counters and gauges, in constant time."""
+        return CacheStats(
+            block_size=self._block_size,
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_free,
+            num_cached_blocks=self._pool.num_cached,
+            num_in_use_blocks=self._pool.num_in_use,
+            num_queried_tokens=self._num_queried_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+            num_evicted_tokens=self._num_evicted_tokens,
+            num_tree_nodes=self._tree.num_nodes,
+            tree_depth=self._tree.depth,
+        )
+
+    def _find(self, sequence: Sequence, max_tokens: int) -> Match:
+        if not self._prefix_cache or max_tokens <= 0:
+            return Match(array("i"), 0, None, self._tree.num_removals)
+        token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
+        return self._tree.find(sequence.request.namespace, token_ids, lambda index: self._digest_of(sequence, index))
+
+    def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
+        pool, tree = self._pool, self._tree
+        partial = match.partial_block_id
+        takes_over = (
+            partial is not None
+            and pool.is_cached(partial)
+            and tree.is_tail(partial, match.num_tokens % self._block_size)
+        )
+        held = match.block_ids if partial is None else array("i", [*match.block_ids, partial])
+        num_new = self._num_blocks_for(match.num_tokens + num_tokens) - len(match.block_ids) - takes_over
+        if not self._fits(num_new, held):
+            return False
+        for block_id in match.block_ids:
+            pool.share(block_id)
+        table = match.block_ids[:]
+        if partial is not None and takes_over:
+            tree.remove(partial)
+            pool.share(partial)
+            table.append(partial)
+        elif partial is not None:
+            table.append(self._take_copy(sequence, partial, match.num_tokens))
+            num_new -= 1
+        table.extend(self._take() for _ in range(num_new))
+        sequence.block_table = table
+        sequence.num_computed_tokens = match.num_tokens
+        sequence.num_committed_blocks = len(match.block_ids)
+        return True
+
+    def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        table = sequence.block_table
+        written, num_inside = divmod(sequence.num_computed_tokens, self._block_size)
+        copies = num_inside > 0 and self._pool.refcount(table[written]) > 1
+        num_new = max(self._num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table), 0)
+        if not self._fits(num_new + copies, array("i")):
+            return False
+        if copies:
+            source = table[written]
+            table[written] = self._take_copy(sequence, source, sequence.num_computed_tokens)
+            self._drop(source)
+        table.extend(self._take() for _ in range(num_new))
+        return True
+
+    def _fits(self, num_new: int, held: "array[int]") -> bool:
+        """Whether num_new blocks can be had while those of held are kept, of which some are cached."""
+        num_spare = self._pool.num_free + self._pool.num_cached - num_new
+        return num_spare >= len(held) or num_spare >= sum(map(self._pool.is_cached, held))
+
+    def _take(self) -> int:
+        if not self._pool.num_free:
+            self._num_evicted_tokens += self._remove_oldest()
+        return self._pool.take()
+
+    def _take_copy(self, sequence: Sequence, source: int, num_computed_tokens: int) -> int:
+        """Hold a source, and return the new block that it will be copied to."""
+        assert sequence not in self._sources
+        self._pool.hold_source(source)
+        self._sources[sequence] = _Source(source, num_computed_tokens)
+        block_id = self._take()
+        self._queued_copies[sequence] = BlockCopy(source, block_id)
+        return block_id
+
+    def _remove_oldest(self) -> int:
+        block_id = self._pool.oldest_cached()
+        num_tokens = self._tree.remove(block_id)
+        self._pool.free(block_id)
+        return num_tokens
+
+    def _keep_tail(self, sequence: Sequence) -> None:
+        """Make a sequence's part-filled last block findable, if it alone holds it and its path is in the tree."""
+        num_full = sequence.num_computed_tokens // self._block_size
+        token_ids = sequence.token_ids[num_full * self._block_size : sequence.num_computed_tokens]
+        if not self._prefix_cache or not token_ids or sequence.num_committed_blocks < num_full:
+            return
+        block_id = sequence.block_table[num_full]
+        place = self._place(sequence)
+        if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
+            self._tree.add_tail(place, token_ids, block_id)
+            self._remove_shorter_tails(place, token_ids)
+
+    def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:
+        """Free the tails that an entry of these tokens, just added behind a place, makes superfluous."""
+        for block_id in self._tree.find_shorter_tails(place, token_ids):
+            if self._pool.is_cached(block_id):
+                self._tree.remove(block_id)
+                self._pool.free(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        self._pool.drop(block_id, is_findable=block_id in self._tree)
+
+    def _drop_source(self, source: _Source) -> None:
+        self._pool.drop_source(source.block_id, is_findable=source.block_id in self._tree)
+
+    def _place(self, sequence: Sequence) -> Place:
+        return self._tree.place(sequence.request.namespace, sequence.block_table, sequence.num_committed_blocks)
+
+    def _digest_of(self, sequence: Sequence, index: int) -> bytes:
+        """Return the chained digest of a sequence's block, which must be full."""
+        digests = sequence.digests
+        while len(digests) <= index:
+            start = len(digests) * self._block_size
+            block = sequence.token_ids[start : start + self._block_size].tobytes()
+            parent = digests[-1] if digests else self._digest(b"", sequence.request.namespace)
+            digests.append(self._digest(parent, block))
+        return digests[index]
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)

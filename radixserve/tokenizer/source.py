@@ -1,0 +1,31 @@
+"""What a tokenizer is made of, whichever files it was read from."""
+
+from dataclasses import dataclass, field
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """The parts of a Tokenizer.
+
+    special_tokens: strings that a chat template may read, by their names there: bos_token, eos_token and so on.
+    eos_token_ids: every id that ends an answer.
+    chat_templates: Jinja sources by name; "default", and sometimes "tool_use" for requests that bring tools.
+    """
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    chat_templates: dict[str, str] = field(default_factory=dict)
+
+
+def set_added_ends(backend: tokenizers.Tokenizer, bos_token: str | None, eos_token: str | None) -> None:
+    """Make encoding begin with bos_token and end with eos_token, where given, and add nothing else."""
+    ends = [token for token in (bos_token, eos_token) if token is not None]
+    backend.post_processor = TemplateProcessing(
+        single=[token for token in (bos_token, "$A", eos_token) if token is not None],
+        special_tokens=[(token, backend.token_to_id(token)) for token in ends],
+    )

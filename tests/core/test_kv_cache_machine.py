@@ -1,0 +1,259 @@
+"""Random programs on the K/V cache, checked after each step against a shadow of the K/V."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from radixserve.core.kv_cache import Match
+from radixserve.core.radix_tree import DIGEST_SIZE, xxh3_digest
+from radixserve.core.sequence import Sequence
+from tests.core.driver import Driver, make_sequence
+
+
+def constant_digest(parent: bytes, content: bytes) -> bytes:
+    return bytes(DIGEST_SIZE)
+
+
+def one_bit_digest(parent: bytes, content: bytes) -> bytes:
+    return bytes([(sum(parent) + sum(content)) % 2]) * DIGEST_SIZE
+
+
+# Two tokens only, so that prefixes collide, and no node has more entries than a lookup compares.
+tokens = st.builds(
+    lambda base, num_shared, rest: [*base[:num_shared], *rest],
+    st.sampled_from([[0] * 12, [1, 0] * 6]),
+    st.integers(0, 12),
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),
+)
+namespaces = st.sampled_from([b"", b"", b"", b"", b"a", b"ab"])
+indices = st.integers(0, 99)
+plans = st.lists(st.tuples(indices, st.integers(1, 17)), min_size=1, max_size=6)
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    """Sequences start, run in steps of several rows, fork, are preempted and end, under pressure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Sequence] = []
+        self.unseen = count(1000)
+        self.last_held: dict[int, int] = {}
+        self.clock = count()
+
+    @initialize(
+        num_blocks=st.integers(1, 24),
+        block_size=st.integers(1, 4),
+        digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
+    )
+    def create(self, num_blocks: int, block_size: int, digest: Callable[[bytes, bytes], bytes]) -> None:
+        self.driver = Driver(num_blocks, block_size, digest=digest)
+        self.finds_all = digest is xxh3_digest
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.driver.running
+
+    @rule(namespace=namespaces, token_ids=tokens)
+    def start(self, namespace: bytes, token_ids: list[int]) -> None:
+        self.waiting.append(make_sequence(token_ids, namespace))
+
+    @rule(namespace=namespaces, token_ids=tokens, num_tokens=st.integers(1, 17))
+    def serve(self, namespace: bytes, token_ids: list[int], num_tokens: int) -> None:
+        """A request comes, and is computed to its end if there is room."""
+        sequence = make_sequence(token_ids, namespace)
+        self.waiting.append(sequence)
+        while sequence.num_uncomputed_tokens and self.make_room(sequence, num_tokens, None):
+            self.driver.compute(sequence, min(num_tokens, sequence.num_uncomputed_tokens))
+        if sequence in self.running:
+            self.end(sequence)
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(plan=plans, keeps_matches=st.booleans(), num_ended=st.integers(0, 2))
+    def step(self, plan: list[tuple[int, int]], keeps_matches: bool, num_ended: int) -> None:
+        """Several rows in one step. keeps_matches: all lookups come before all allocations, and so may be stale.
+
+        num_ended: so many rows end within the step, before end_step.
+        """
+        matches = {sequence: self.check_match(sequence) for sequence in self.waiting}
+        rows: dict[Sequence, int] = {}
+        for index, num_tokens in plan:
+            sequence = self.choose_row(index, rows)
+            if sequence is not None and self.make_room(
+                sequence, num_tokens, matches.get(sequence) if keeps_matches else None
+            ):
+                rows[sequence] = min(num_tokens, sequence.num_uncomputed_tokens)
+        self.driver.execute(list(rows.items()))
+        self.note_held()
+        for sequence in list(rows)[:num_ended]:
+            self.end(sequence)
+        self.driver.cache.end_step()
+
+    @rule(plan=plans, are_copies_taken=st.booleans())
+    def fail_a_step(self, plan: list[tuple[int, int]], are_copies_taken: bool) -> None:
+        """Rows get room, but nothing is computed or copied: the step raised. All of them end."""
+        rows: dict[Sequence, int] = {}
+        for index, num_tokens in plan:
+            sequence = self.choose_row(index, rows)
+            if sequence is not None and self.make_room(sequence, num_tokens, None):
+                rows[sequence] = num_tokens
+        destinations = self.driver.cache.take_copies() if are_copies_taken else []
+        for copy in destinations:
+            for offset in range(self.driver.block_size):
+                self.driver.shadow[copy.destination, offset] = None
+        for sequence in rows:
+            self.end(sequence)
+        assert not self.driver.cache.take_copies()
+        self.driver.cache.end_step()
+
+    @precondition(lambda self: self.running)
+    @rule(index=indices, token_id=st.integers(0, 1))
+    def append(self, index: int, token_id: int) -> None:
+        sequence = self.running[index % len(self.running)]
+        if not sequence.num_uncomputed_tokens:
+            sequence.token_ids.append(token_id)
+
+    @precondition(lambda self: self.running)
+    @rule(index=indices, token_ids=st.lists(st.integers(0, 1), max_size=3))
+    def fork(self, index: int, token_ids: list[int]) -> None:
+        in_use = self.driver.cache.stats().num_in_use_blocks
+        self.driver.fork(self.running[index % len(self.running)], token_ids)
+        assert self.driver.cache.stats().num_in_use_blocks == in_use
+
+    @precondition(lambda self: self.running)
+    @rule(index=indices, is_preempted=st.booleans())
+    def finish(self, index: int, is_preempted: bool) -> None:
+        sequence = self.running[index % len(self.running)]
+        num_computed = sequence.num_computed_tokens
+        num_full = num_computed // self.driver.block_size
+        is_shared = any(
+            other is not sequence and not set(other.block_table).isdisjoint(sequence.block_table[num_full:])
+            for other in self.running
+        )
+        self.end(sequence)
+        if self.finds_all and not is_shared:
+            prompt = [*sequence.token_ids[:num_computed], 0]
+            assert self.driver.num_cached(prompt, sequence.request.namespace) == num_computed
+        if is_preempted:
+            self.waiting.append(sequence)
+
+    @rule(num_tokens=st.integers(1, 20))
+    def put_under_pressure(self, num_tokens: int) -> None:
+        """A request of tokens never seen before comes and is aborted: the longest unheld blocks make room for it."""
+        cache = self.driver.cache
+        held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        cached = {block_id for entry in self.driver.entries() for block_id in entry.block_ids} - held
+        before = cache.stats()
+        sequence = make_sequence([next(self.unseen) for _ in range(num_tokens)])
+        num_needed = -(-num_tokens // self.driver.block_size)
+        fits = self.driver.admit(sequence, num_tokens)
+        assert fits == (num_needed <= before.num_free_blocks + before.num_cached_blocks)
+        if fits:
+            assert not cache.take_copies()
+            evicted = cached.intersection(sequence.block_table)
+            assert len(evicted) == max(num_needed - before.num_free_blocks, 0)
+            kept = cached - evicted
+            assert max(map(self.last_held.__getitem__, evicted), default=0) <= min(
+                map(self.last_held.__getitem__, kept), default=10**9
+            )
+            cache.release(sequence)
+            self.running.remove(sequence)
+
+    @rule()
+    def reset(self) -> None:
+        before = self.driver.cache.stats()
+        num_dropped, num_kept = self.driver.cache.reset()
+        after = self.driver.cache.stats()
+        assert num_dropped == before.num_cached_blocks
+        assert after.num_cached_blocks == 0
+        assert num_kept == len({block_id for entry in self.driver.entries() for block_id in entry.block_ids})
+        assert after.num_evicted_tokens == before.num_evicted_tokens
+
+    @rule(namespace=namespaces, token_ids=tokens)
+    def look_up(self, namespace: bytes, token_ids: list[int]) -> None:
+        self.check_match(make_sequence(token_ids, namespace))
+
+    @invariant()
+    def holds(self) -> None:
+        self.driver.check()
+        if self.finds_all:
+            size = self.driver.block_size
+            for sequence in self.running:
+                assert sequence.num_committed_blocks == sequence.num_computed_tokens // size
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        while self.running:
+            self.driver.finish(self.running[-1])
+            self.driver.check()
+        self.driver.cache.reset()
+        assert self.driver.cache.stats().num_free_blocks == self.driver.num_blocks
+        assert not self.driver.entries()
+
+    def check_match(self, sequence: Sequence) -> Match:
+        match = self.driver.check_match(sequence)
+        longest = self.driver.longest_common_prefix(sequence)
+        assert match.num_tokens == longest if self.finds_all else match.num_tokens <= longest
+        return match
+
+    def choose_row(self, index: int, rows: dict[Sequence, int]) -> Sequence | None:
+        sequences = [s for s in [*self.running, *self.waiting] if s not in rows and s.num_uncomputed_tokens]
+        return sequences[index % len(sequences)] if sequences else None
+
+    def make_room(self, sequence: Sequence, num_tokens: int, match: Match | None) -> bool:
+        if sequence in self.running:
+            fits = self.driver.extend(sequence, num_tokens)
+        else:
+            fits = self.driver.admit(sequence, num_tokens, match)
+            if fits:
+                self.waiting.remove(sequence)
+        self.note_held()
+        return fits
+
+    def end(self, sequence: Sequence) -> None:
+        self.driver.cache.commit(sequence)
+        self.note_held()
+        self.driver.finish(sequence)
+
+    def note_held(self) -> None:
+        """Remember when each block was last held, by a sequence or as the source of a copy."""
+        now = next(self.clock)
+        self.last_held.update(dict.fromkeys(self.driver.sources, now))
+        for sequence in self.running:
+            for block_id in sequence.block_table:
+                self.last_held[block_id] = now
+
+
+def run_machine(num_programs: int, num_steps: int) -> None:
+    run_state_machine_as_test(
+        KVCacheMachine,
+        settings=settings(
+            max_examples=num_programs,
+            stateful_step_count=num_steps,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_random_programs_keep_the_laws_of_the_cache() -> None:
+    run_machine(num_programs=150, num_steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_long_random_programs_keep_the_laws_of_the_cache() -> None:
+    run_machine(num_programs=200, num_steps=100)
