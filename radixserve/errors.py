@@ -13,6 +13,7 @@ RadixServeError
 │   ├── RequestFailed        500: this request ended in the engine, by no fault of the caller
 │   ├── EngineUnavailable    503, with Retry-After: loading, draining, or being started again
 │   └── RequestTimeout       504
+├── ServerCallFailed         a server that chat or bench calls cannot be reached, or answers with an error
 └── EngineDied               the engine process is gone, and starting it again was given up
 """
 
@@ -111,6 +112,17 @@ class RequestTimeout(RequestError):
     status = 504
     type = "timeout_error"
     default_code = "request_timeout"
+
+
+class ServerCallFailed(RadixServeError):
+    """A server that was called over HTTP cannot be reached, or answered with an error.
+
+    status: HTTP status of its answer; None if there was no answer, or it broke off.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineDied(RadixServeError):

@@ -122,14 +122,17 @@ class CacheStats(msgspec.Struct, frozen=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """The engine after a step. num_preemptions, *_tokens and num_steps only ever grow."""
+    """The engine after a step.
+
+    Gauges: num_running and num_waiting sequences. Counters: num_steps, num_preemptions, num_computed_tokens (whose K/V
+    were computed, again after a preemption too) and num_generated_tokens.
+    """
 
     num_running: int
     num_waiting: int
     num_steps: int
     num_preemptions: int
-    num_prompt_tokens: int
-    num_computed_prompt_tokens: int
+    num_computed_tokens: int
     num_generated_tokens: int
     cache: CacheStats
 

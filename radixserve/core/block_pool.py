@@ -1,6 +1,7 @@
 """Blocks of K/V by id: who holds them, and the order in which unheld ones are given up."""
 
 from array import array
+from collections import OrderedDict
 
 
 class BlockPool:
@@ -17,7 +18,8 @@ class BlockPool:
         self._num_copies_from: dict[int, int] = {}
         # Insertion order is the order of eviction. Tables are dropped deepest first, and whoever holds a block holds
         # all blocks above it; so a block enters after every block below it, and the front is always a leaf's end.
-        self._cached: dict[int, None] = {}
+        # An OrderedDict finds its front at once; a dict looks past all that was ever deleted there.
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:

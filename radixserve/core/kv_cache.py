@@ -44,6 +44,16 @@ class KVCache:
         self._num_hit_tokens = 0
         self._num_evicted_tokens = 0
 
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._block_size
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
+        return self._pool.num_free + self._pool.num_cached
+
     def match(self, sequence: Sequence) -> Match:
         """Look up the longest cached prefix of a sequence, at most all tokens but one, which is left to compute.
 

@@ -1,0 +1,268 @@
+"""Continuous batching: each step gives each sequence some tokens within one budget.
+
+There are no prefill and decode phases. A sequence has tokens whose K/V are not computed yet: many while its prompt is
+new or it resumes after a preemption, one while it generates. A step computes some of them for each running sequence;
+a row that reaches the last one draws the next token.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
+from radixserve.core.kv_cache import KVCache
+from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.protocol import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SchedulerLimits:
+    """What a step and a sequence may take.
+
+    max_num_batched_tokens must be at least max_num_seqs, so that every running sequence advances in every step.
+    max_model_len tokens must fit the pool: then each admitted sequence can run alone.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    end_token_ids: frozenset[int]
+
+
+@dataclass(slots=True, frozen=True)
+class NewToken:
+    """A token that a step appended to a sequence. sequence.finish_reason says whether it was the last."""
+
+    sequence: Sequence
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True, frozen=True)
+class StepResult:
+    """What update made of a step: tokens in row order, and requests that ended because their logits were not finite."""
+
+    new_tokens: list[NewToken]
+    failed: list[Request]
+
+
+class Scheduler:
+    """Decides what each step computes, first come, first served.
+
+    One step is schedule(), the executor's work, then update(). Requests come and go between steps only.
+    """
+
+    def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._scheduled: list[tuple[Sequence, int]] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no blocks: new ones and preempted ones."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether schedule() would find something to do."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request with its first sequence, whose tokens are the prompt (at least one, under max_model_len)."""
+        self._waiting.extend(request.sequences)
+
+    def end(self, request: Request) -> None:
+        """End every sequence of a request and free its blocks; what was computed stays in the cache."""
+        for sequence in request.sequences:
+            self._end_sequence(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """End one sequence for a reason that its caller is told."""
+        sequence.finish_reason = reason
+        sequence.stop_reason = stop_reason
+        self._end_sequence(sequence)
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step's tokens and make room for them. Running sequences come first; it may preempt some."""
+        self._scheduled = []
+        num_preemptions = self.num_preemptions
+        budget = self._schedule_running(self._limits.max_num_batched_tokens)
+        if self.num_preemptions == num_preemptions:  # else whoever was admitted now would be preempted next
+            self._admit_waiting(budget)
+        return ScheduledBatch(
+            rows=[self._row(sequence, num_tokens) for sequence, num_tokens in self._scheduled],
+            copies=self._cache.take_copies(),
+        )
+
+    def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
+        """Take in what the executor made of the batch that the last schedule() returned."""
+        result = StepResult([], [])
+        draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
+            row_draws = [next(draws) for _ in row.samples]
+            if not is_finite:
+                self.end(sequence.request)
+                result.failed.append(sequence.request)
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # its request failed, in this row or in one before
+            sequence.num_computed_tokens += num_tokens
+            self._cache.commit(sequence)
+            if row_draws:
+                for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True):
+                    self._append(answer, token_id)
+                    result.new_tokens.append(NewToken(answer, token_id, logprobs))
+        self._cache.end_step()
+        return result
+
+    def fail_step(self) -> list[Request]:
+        """End the requests of the last schedule(), whose step was lost, and return them."""
+        requests = list({id(sequence.request): sequence.request for sequence, _ in self._scheduled}.values())
+        for request in requests:
+            self.end(request)
+        self._cache.end_step()
+        return requests
+
+    def _schedule_running(self, budget: int) -> int:
+        # Generating sequences first: a long prompt gets what they leave, so it delays no one's next token by a step.
+        queue = deque(sorted(self._running, key=lambda sequence: sequence.num_uncomputed_tokens > 1))
+        while queue and budget > 0:
+            sequence = queue.popleft()
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            # The victim is the last that has no place in this step yet, so a scheduled row never loses its blocks.
+            while not self._cache.allocate(sequence, num_tokens):
+                victim = queue.pop() if queue else sequence
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            else:
+                self._scheduled.append((sequence, num_tokens))
+                budget -= num_tokens
+        return budget
+
+    def _admit_waiting(self, budget: int) -> None:
+        num_free_places = self._limits.max_num_seqs - sum(_num_places(sequence) for sequence in self._running)
+        being_computed = {self._next_digest(sequence) for sequence, num_tokens in self._scheduled if num_tokens > 1}
+        passed: list[Sequence] = []
+        while self._waiting and budget > 0:
+            sequence = self._waiting[0]
+            if _num_places(sequence) > num_free_places:
+                break
+            match = self._cache.match(sequence)
+            digest = self._cache.next_digest(sequence, match.num_tokens // self._cache.block_size)
+            if digest is not None and digest in being_computed:
+                # A running sequence computes this very block. To wait for it costs less than to compute it again, and
+                # ends at the latest when that sequence's prompt is done or it gives up its place.
+                passed.append(self._waiting.popleft())
+                continue
+            num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
+            if not self._has_room_for(sequence, len(match.block_ids)):
+                break
+            if not self._cache.allocate(sequence, num_tokens, match):
+                break
+            self._waiting.popleft()
+            self._start(sequence)
+            self._scheduled.append((sequence, num_tokens))
+            being_computed.add(self._next_digest(sequence))
+            num_free_places -= _num_places(sequence)
+            budget -= num_tokens
+        self._waiting.extendleft(reversed(passed))
+
+    def _has_room_for(self, sequence: Sequence, num_matched_blocks: int) -> bool:
+        """Whether all of a sequence's tokens may fit now: half-admitted prompts would only preempt each other."""
+        if not self._running:
+            return True
+        num_new_blocks = -(-sequence.num_tokens // self._cache.block_size) - num_matched_blocks
+        return num_new_blocks <= self._cache.num_available_blocks
+
+    def _next_digest(self, sequence: Sequence) -> bytes | None:
+        return self._cache.next_digest(sequence, sequence.num_committed_blocks)
+
+    def _start(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = sequence.num_computed_tokens
+            self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
+        sequence.status = SequenceStatus.RUNNING
+        self._running.append(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        # What it computed is committed already, so it finds its own blocks again when it resumes.
+        self._cache.release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._running.remove(sequence)
+        self._waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
+        start = sequence.num_computed_tokens
+        end = start + num_tokens
+        return ScheduledRow(
+            token_ids=sequence.token_ids[start:end],
+            num_computed_tokens=start,
+            block_table=sequence.block_table,
+            samples=self._sample_slots(sequence) if end == sequence.num_tokens else (),
+        )
+
+    def _sample_slots(self, sequence: Sequence) -> tuple[SampleSlot, ...]:
+        request = sequence.request
+        first = sequence.choice_index
+        return tuple(
+            SampleSlot(
+                params=request.params,
+                seed=request.seed,
+                choice_index=choice_index,
+                token_ids=sequence.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                suppressed_token_ids=self._suppressed_token_ids(sequence),
+            )
+            for choice_index in range(first, first + _num_places(sequence))
+        )
+
+    def _suppressed_token_ids(self, sequence: Sequence) -> tuple[int, ...]:
+        params = sequence.request.params
+        if sequence.num_output_tokens >= params.min_tokens:
+            return ()
+        end_token_ids = () if params.ignore_eos else sorted(self._limits.end_token_ids)
+        return (*end_token_ids, *params.stop_token_ids)
+
+    def _answers(self, sequence: Sequence) -> list[Sequence]:
+        """Return the sequences that a row's draws belong to, forking the prompt's for the other choices once."""
+        request = sequence.request
+        for choice_index in range(len(request.sequences), len(request.sequences) + _num_places(sequence) - 1):
+            child = Sequence(request, choice_index, array("i", sequence.token_ids), status=SequenceStatus.RUNNING)
+            self._cache.fork(sequence, child)
+            self._running.append(child)
+            request.sequences.append(child)
+        return request.sequences if sequence.num_output_tokens == 0 else [sequence]
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        params = sequence.request.params
+        sequence.token_ids.append(token_id)
+        if token_id in params.stop_token_ids:
+            self.finish(sequence, "stop", token_id)
+        elif token_id in self._limits.end_token_ids and not params.ignore_eos:
+            self.finish(sequence, "stop")
+        elif sequence.num_output_tokens == params.max_tokens or sequence.num_tokens >= self._limits.max_model_len:
+            self.finish(sequence, "length")
+
+    def _end_sequence(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+            self._cache.release(sequence)
+        elif sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+
+def _num_places(sequence: Sequence) -> int:
+    """Running sequences that this one stands for: all choices of its request until its prompt is computed."""
+    request = sequence.request
+    return request.params.n if len(request.sequences) == 1 and sequence.num_output_tokens == 0 else 1

@@ -1,0 +1,52 @@
+"""Answers put together from the deltas of a stream."""
+
+from dataclasses import dataclass, field
+
+from radixserve.protocol import Delta, FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Answer:
+    """One of a request's answers. finish_reason is None while it grows; logprobs is empty unless asked for."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take in the next delta of this answer."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """All answers to one prompt, in the order of their index.
+
+    num_cached_tokens: prompt tokens whose K/V were read from the cache.
+    """
+
+    prompt_token_ids: list[int]
+    answers: list[Answer]
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def empty(cls, prompt_token_ids: list[int], num_answers: int) -> "GenerationResult":
+        """Return the result of a request that has no tokens yet."""
+        return cls(prompt_token_ids, [Answer(index) for index in range(num_answers)])
+
+    def add(self, delta: Delta) -> None:
+        """Take in the next delta of the request."""
+        self.answers[delta.index].add(delta)
+        self.num_cached_tokens = delta.num_cached_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens of all answers together."""
+        return sum(len(answer.token_ids) for answer in self.answers)

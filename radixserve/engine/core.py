@@ -1,0 +1,193 @@
+"""The step loop's one turn: scheduler, executor and detokenizers, put together."""
+
+import logging
+import random
+from array import array
+
+from radixserve.core.kv_cache import KVCache
+from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
+from radixserve.core.sequence import Request, Sequence
+from radixserve.engine.detokenizer import Detokenizer
+from radixserve.protocol import (
+    AddRequest,
+    CacheWasReset,
+    ControlCommand,
+    ControlResult,
+    Delta,
+    EngineStats,
+    Failure,
+    StepOutput,
+)
+from radixserve.runner.executor import Executor
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Owns all requests, the cache and the device of one engine. Single-threaded; one step at a time.
+
+    max_queued_requests: waiting sequences beyond which a new request is refused. seed: source of the seeds of requests
+    that bring none.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        cache: KVCache,
+        limits: SchedulerLimits,
+        *,
+        max_queued_requests: int,
+        seed: int = 0,
+    ) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._cache = cache
+        self._limits = limits
+        self._scheduler = Scheduler(cache, limits)
+        self._max_queued_requests = max_queued_requests
+        self._seeds = random.Random(seed)
+        self._requests: dict[str, Request] = {}
+        self._detokenizers: dict[Sequence, Detokenizer] = {}
+        self._refusals: list[Delta] = []
+        self._has_news = False
+        self._num_steps = 0
+        self._num_computed_tokens = 0
+        self._num_generated_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether step() has something to compute or to tell."""
+        return self._scheduler.has_work or self._has_news
+
+    def add(self, message: AddRequest) -> None:
+        """Queue a request. If it is refused, the next step's output says why."""
+        refusal = self._reason_to_refuse(message)
+        if refusal is not None:
+            self._refusals.append(_failure_delta(message.request_id, refusal))
+            self._has_news = True
+            return
+        token_ids = array("i")
+        token_ids.frombytes(message.prompt_token_ids)
+        seed = message.params.seed
+        request = Request(
+            request_id=message.request_id,
+            params=message.params,
+            namespace=message.namespace,
+            num_prompt_tokens=len(token_ids),
+            seed=self._seeds.getrandbits(63) if seed is None else seed,
+        )
+        request.sequences.append(Sequence(request, 0, token_ids))
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests and free their blocks. Unknown ids, such as those of finished requests, are ignored."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._scheduler.end(request)
+                self._forget(request)
+                self._has_news = True
+
+    def control(self, command: ControlCommand) -> ControlResult:
+        """Run one command between two steps."""
+        num_dropped_blocks, num_kept_blocks = self._cache.reset()
+        self._has_news = True
+        return CacheWasReset(num_dropped_blocks, num_kept_blocks)
+
+    def step(self) -> StepOutput:
+        """Compute one step, if there is anything to compute, and return what it produced.
+
+        An exception in the executor ends the requests of that step with an error, and no others.
+        """
+        deltas, self._refusals = self._refusals, []
+        self._has_news = False
+        if self._scheduler.has_work:
+            deltas += self._compute()
+        return StepOutput(deltas, self.stats())
+
+    def stats(self) -> EngineStats:
+        """Return the engine's figures as they are now."""
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_computed_tokens=self._num_computed_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            cache=self._cache.stats(),
+        )
+
+    def _compute(self) -> list[Delta]:
+        batch = self._scheduler.schedule()
+        try:
+            sampled = self._executor.execute(batch)
+        except Exception:
+            _log.exception("a step of %d rows failed; its requests end with an error", len(batch.rows))
+            lost = self._scheduler.fail_step()
+            return [self._fail(request, "the engine failed while it computed this request") for request in lost]
+        self._num_steps += 1
+        self._num_computed_tokens += batch.num_tokens
+        result = self._scheduler.update(batch, sampled)
+        self._num_generated_tokens += len(result.new_tokens)
+        deltas = [self._delta(token) for token in result.new_tokens if token.sequence.request not in result.failed]
+        deltas += [
+            self._fail(request, "the model's numbers for this request are not finite") for request in result.failed
+        ]
+        for token in result.new_tokens:
+            if token.sequence.request.is_finished:
+                self._forget(token.sequence.request)
+        return deltas
+
+    def _delta(self, token: NewToken) -> Delta:
+        """Turn a new token into text; a stop string in it ends the sequence here and now."""
+        sequence = token.sequence
+        request = sequence.request
+        detokenizer = self._detokenizers.get(sequence)
+        if detokenizer is None:
+            prompt = sequence.token_ids[: request.num_prompt_tokens]
+            detokenizer = self._detokenizers[sequence] = Detokenizer(self._tokenizer, prompt, request.params)
+        is_end_token = sequence.finish_reason == "stop"
+        text = detokenizer.push([token.token_id], is_end_token=is_end_token)
+        if detokenizer.stopped_by is not None:
+            self._scheduler.finish(sequence, "stop", detokenizer.stopped_by)
+        elif sequence.finish_reason is not None:
+            text += detokenizer.flush()
+        return Delta(
+            request_id=request.request_id,
+            index=sequence.choice_index,
+            text=text,
+            token_ids=[token.token_id],
+            num_cached_tokens=request.num_cached_tokens or 0,
+            logprobs=None if token.logprobs is None else [token.logprobs],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _reason_to_refuse(self, message: AddRequest) -> Failure | None:
+        limits = self._limits
+        num_prompt_tokens = len(message.prompt_token_ids) // 4
+        if not 1 <= num_prompt_tokens < limits.max_model_len:
+            text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
+            return Failure("invalid_request", text)
+        if message.params.n > limits.max_num_seqs:
+            text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
+            return Failure("invalid_request", text)
+        if self._scheduler.num_waiting >= self._max_queued_requests:
+            return Failure("queue_full", f"{self._scheduler.num_waiting} requests are waiting already; try again later")
+        return None
+
+    def _fail(self, request: Request, message: str) -> Delta:
+        self._forget(request)
+        return _failure_delta(request.request_id, Failure("internal_error", message))
+
+    def _forget(self, request: Request) -> None:
+        self._requests.pop(request.request_id, None)
+        for sequence in request.sequences:
+            self._detokenizers.pop(sequence, None)
+
+
+def _failure_delta(request_id: str, failure: Failure) -> Delta:
+    return Delta(request_id=request_id, index=0, text="", token_ids=[], failure=failure)

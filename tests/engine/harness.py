@@ -1,0 +1,95 @@
+"""An engine driven step by step, without a process or an event loop."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from radixserve.core.kv_cache import KVCache
+from radixserve.core.scheduler import SchedulerLimits
+from radixserve.engine.answer import GenerationResult
+from radixserve.engine.core import EngineCore
+from radixserve.protocol import AddRequest, EngineStats, Failure, ResetCache
+from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.stub import StubExecutor, Table
+
+
+class Harness:
+    """Adds requests, runs steps, and collects what each request got."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        table: Table,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        max_model_len: int = 512,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_queued_requests: int = 64,
+        prefix_cache: bool = True,
+        **stub: Any,
+    ) -> None:
+        self.executor = StubExecutor(
+            table, vocab_size=tokenizer.vocab_size, num_blocks=num_blocks, block_size=block_size, **stub
+        )
+        self.core = EngineCore(
+            self.executor,
+            tokenizer,
+            KVCache(num_blocks, block_size, prefix_cache=prefix_cache),
+            SchedulerLimits(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len,
+                end_token_ids=tokenizer.eos_token_ids,
+            ),
+            max_queued_requests=max_queued_requests,
+        )
+        self.results: dict[str, GenerationResult] = {}
+        self.failures: dict[str, Failure] = {}
+        self._num_added = 0
+
+    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
+        """Queue a greedy request, unless params say otherwise, and return its id."""
+        settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
+        request_id = f"r{self._num_added}"
+        self._num_added += 1
+        self.results[request_id] = GenerationResult.empty(list(prompt), settings.n)
+        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), settings, namespace))
+        return request_id
+
+    def step(self) -> None:
+        """Run one step and check that no block is lost."""
+        output = self.core.step()
+        cache = output.stats.cache
+        assert cache.num_free_blocks + cache.num_cached_blocks + cache.num_in_use_blocks == cache.num_blocks
+        for delta in output.deltas:
+            if delta.failure is not None:
+                self.failures[delta.request_id] = delta.failure
+            else:
+                self.results[delta.request_id].add(delta)
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Run until nothing is left to do; afterwards no request may hold a block."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, f"still busy after {max_steps} steps"
+        assert self.stats.cache.num_in_use_blocks == 0
+
+    def ask(self, prompt: Sequence[int], **params: Any) -> GenerationResult:
+        """Queue a request, run until idle, and return its result."""
+        request_id = self.add(prompt, **params)
+        self.run()
+        assert request_id not in self.failures, self.failures[request_id]
+        return self.results[request_id]
+
+    def reset_cache(self) -> None:
+        """Drop all cached blocks."""
+        self.core.control(ResetCache())
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.core.stats()
