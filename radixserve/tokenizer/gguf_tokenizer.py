@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from radixserve.errors import ModelLoadError
+from radixserve.gguf_header import read_gguf_header
 from radixserve.tokenizer.backend import TokenizerSource, set_added_ends
-from radixserve.tokenizer.gguf_metadata import read_gguf_metadata
 from radixserve.tokenizer.pre_tokenizers import find_word_rules
 
 _PREFIX = "tokenizer.ggml."
@@ -48,7 +48,7 @@ class _Vocabulary:
 
 def read_gguf_tokenizer(path: Path) -> TokenizerSource:
     """Read the tokenizer of a GGUF file. Raises ModelLoadError if it is damaged or of a kind that is not supported."""
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf_header(path).metadata
     fields = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     tokens = fields.get("tokens") or []
     types = fields.get("token_type") or [int(_TokenType.NORMAL)] * len(tokens)
