@@ -70,8 +70,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("shutdown_timeout", 0.0, None),
         ):
             self._check_range(name, low, high)
-        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
-            raise ConfigError("--kv-cache-memory and --num-kv-blocks set the same thing; give one of them")
+        sizes = {
+            "--kv-cache-memory": self.kv_cache_memory,
+            "--num-kv-blocks": self.num_kv_blocks,
+            "--gpu-memory-utilization": self.gpu_memory_utilization,
+        }
+        given = [flag for flag, size in sizes.items() if size is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} set the same thing; give one of them")
         if self.gpu_memory_utilization is not None and self.device == "cpu":
             raise ConfigError("--gpu-memory-utilization needs a GPU; with --device cpu give --kv-cache-memory")
         if any(not entry.rpartition("=")[2] for entry in self.api_key):

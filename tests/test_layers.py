@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = {"errors", "config", "sampling_params", "protocol", "model_path", "version"}
+VALUES = {"errors", "config", "sampling_params", "protocol", "model_path", "gguf_header", "version"}
 DEVICE = {"attention", "sampling", "model"}
 # For each room, the rooms of radixserve that it may import from.
 ALLOWED: dict[str, set[str]] = {

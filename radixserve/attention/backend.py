@@ -20,7 +20,7 @@ class KVLayer:
 
 @dataclass(slots=True, frozen=True)
 class ForwardBatch:
-    """A step's rows as tensors. R rows, T tokens, S rows with samples.
+    """A step's rows as tensors. R rows, T tokens, S of them with logits.
 
     token_ids, positions: [T] int64, rows one after another.
     slot_mapping: [T] int64, block_id * block_size + offset of each token.

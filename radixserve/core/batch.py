@@ -72,8 +72,9 @@ class ScheduledBatch:
 class SampledTokens:
     """What an executor made of a batch: one entry for each SampleSlot, rows in order, slots in order.
 
-    logprobs[i] is None unless asked for. is_finite[j], one entry for each *row*, is False when the row's logits held a
-    NaN or an infinity: its tokens mean nothing, and the K/V that it wrote in this step have been zeroed.
+    logprobs[i] is None unless asked for. is_finite[j], one entry for each *row*, without samples too, is False when
+    the logits of its last token held a NaN or an infinity: the row's tokens mean nothing, and the K/V that it wrote in
+    this step have been zeroed.
     """
 
     token_ids: list[int]

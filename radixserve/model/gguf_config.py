@@ -10,7 +10,7 @@ from radixserve.model.registry import find_family
 
 # Each changes the answer, and no model of the supported architectures is known to set it.
 _UNSUPPORTED = ("expert_count", "logit_scale", "attention.scale", "attention.clamp_kqv", "attention.temperature_scale")
-_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+_EOS_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))  # sequence, turn, message
 
 
 def read_gguf_config(path: Path) -> ModelConfig:

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from radixserve.errors import ModelLoadError
 from radixserve.model.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, YarnScaling
 
 
@@ -11,6 +12,7 @@ class RotaryEmbedding:
     """Turns positions into cos and sin.
 
     frequency_factors: [head_dim / 2], divides the frequencies one by one; some GGUF files hold their scaling that way.
+    Raises ModelLoadError if they are not as many.
     """
 
     def __init__(
@@ -18,6 +20,11 @@ class RotaryEmbedding:
     ) -> None:
         frequencies = _scaled_frequencies(config.rope, config.head_dim)
         if frequency_factors is not None:
+            if frequency_factors.shape != frequencies.shape:
+                raise ModelLoadError(
+                    f"the model holds {frequency_factors.numel()} frequency factors; "
+                    f"a head of {config.head_dim} elements takes {frequencies.numel()}"
+                )
             frequencies = frequencies / frequency_factors
         scaling = config.rope.scaling
         self._frequencies = frequencies.to(device)

@@ -9,6 +9,9 @@ def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     logits: [N, vocab] without NaN. k: 1 to vocab. Both results are [N, k]; for any smaller k they are a prefix of
     these. torch.topk alone promises neither which of several equal entries it takes nor their order.
     """
+    if k == logits.shape[1]:
+        every = logits.sort(dim=-1, descending=True, stable=True)
+        return every.values, every.indices
     kth = logits.topk(k, dim=-1).values[:, -1:]  # [N, 1]
     is_taken = logits >= kth
     num_surplus = is_taken.sum(dim=-1, keepdim=True) - k

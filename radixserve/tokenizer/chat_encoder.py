@@ -1,10 +1,10 @@
-"""Conversations to token ids, so that only the chat template writes special tokens.
+"""Conversations to token ids, so that only the chat template writes control tokens.
 
-A special token's string inside a message must stay text: otherwise a user could close their own turn. Two renamings
-see to that. In the messages, each such string is replaced by a stand-in while the template runs. In a second copy of
-the tokenizer, each special token has a private name that nobody can type; the strings that the template wrote are
-renamed to it, then the stand-ins turn back into what the user wrote. One call encodes the result, so everything else
-(normalisation at special tokens, spaces they swallow) is as the tokenizer would do it.
+The string of a control token (a special one, or one that looks like <|this|>) inside a message must stay text:
+otherwise a user could close their own turn. Two renamings see to that. In the messages, each such string is replaced
+by a stand-in while the template runs. In a second copy of the tokenizer, each control token has a private name that
+nobody can type; the strings that the template wrote are renamed to it, then the stand-ins turn back into what the user
+wrote. One call encodes the result, so all else, such as spaces that a token swallows, is as the tokenizer has it.
 """
 
 import re
@@ -17,7 +17,11 @@ import msgspec
 import tokenizers
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.backend import encode_texts
 from radixserve.tokenizer.chat_template import ChatTemplate
+
+# Some models do not mark their turn borders as special. Others, such as <think>, belong in an assistant's message.
+_CONTROL_SHAPE = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 
 class ChatEncoder:
@@ -33,11 +37,15 @@ class ChatEncoder:
         self._backend = backend
         self._templates = templates
         self._special_tokens = special_tokens
-        contents = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+        contents = [
+            token.content
+            for token in backend.get_added_tokens_decoder().values()
+            if token.special or _CONTROL_SHAPE.fullmatch(token.content)
+        ]
         self._stand_ins = _StandIns(contents)
         # Secret, unlike the stand-ins, which a template may show in an error message.
         self._private_names = {content: f"<{secrets.token_hex(16)}>" for content in contents}
-        self._template_tokens = _any_of(contents)
+        self._control_tokens = _any_of(contents)
 
     def encode(
         self,
@@ -54,54 +62,56 @@ class ChatEncoder:
                 "continue_final_message and add_generation_prompt contradict each other; set one of them to false",
                 param="continue_final_message",
             )
-        protected = self._stand_ins.put(messages)
+        variables = self._protect(
+            template_kwargs | {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        )
         end = _random_digits()
         if continue_final_message:
             _check_final_message(messages)
-            protected[-1]["content"] += end + " "
-        variables = {
-            **self._special_tokens,
-            **self._stand_ins.put(template_kwargs),
-            "messages": protected,
-            "tools": self._stand_ins.put(tools),
-            "add_generation_prompt": add_generation_prompt,
-        }
+            variables["messages"][-1]["content"] += f"{end} "
         template = self._templates["default"]
         if tools is not None:
             template = self._templates.get("tool_use", template)
         try:
-            rendered = template.render(variables)
+            text = template.render(self._special_tokens | variables)
         except InvalidRequest as error:
             raise InvalidRequest(self._stand_ins.restore(error.message), param=error.param) from error
         if continue_final_message:
-            rendered = _cut(rendered, end)
-        renamed = self._template_tokens.sub(lambda match: self._private_names[match[0]], rendered)
-        return self._private_backend.encode_batch_fast([self._stand_ins.restore(renamed)], add_special_tokens=False)[
-            0
-        ].ids
+            text = _cut(text, end)
+        text = self._control_tokens.sub(lambda match: self._private_names[match[0]], text)
+        text = self._stand_ins.restore(text)
+        return encode_texts(self._private_backend, [text], add_special_tokens=False)[0]
+
+    def _protect(self, variables: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {name: self._stand_ins.put(value) for name, value in variables.items()}
+        except RecursionError as error:
+            raise InvalidRequest("messages or tools are nested too deeply", param="messages") from error
 
     @cached_property
     def _private_backend(self) -> tokenizers.Tokenizer:
-        """The tokenizer with its special tokens under their private names. The engine process never needs it."""
+        """The tokenizer with its control tokens under their private names. The engine process never needs it."""
+        names = self._private_names
         spec = msgspec.json.decode(self._backend.to_str())
         for token in spec["added_tokens"]:
-            token["content"] = self._private_names.get(token["content"], token["content"])
-        # In the model too, whose merges could otherwise arrive at a special token.
-        vocabulary = spec["model"]["vocab"]
-        if isinstance(vocabulary, dict):
-            spec["model"]["vocab"] = {self._private_names.get(token, token): i for token, i in vocabulary.items()}
+            token["content"] = names.get(token["content"], token["content"])
+        # In the model too, whose merges could otherwise arrive at a control token.
+        model = spec["model"]
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(token, token): token_id for token, token_id in model["vocab"].items()}
+            model["merges"] = [pair for pair in model["merges"] if names.keys().isdisjoint([*pair, "".join(pair)])]
         else:
-            spec["model"]["vocab"] = [[self._private_names.get(token, token), score] for token, score in vocabulary]
-        if (unknown := spec["model"].get("unk_token")) is not None:
-            spec["model"]["unk_token"] = self._private_names.get(unknown, unknown)
+            model["vocab"] = [(names.get(token, token), score) for token, score in model["vocab"]]
+        if "unk_token" in model:
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
         spec["post_processor"] = None
         return tokenizers.Tokenizer.from_str(msgspec.json.encode(spec).decode())
 
 
 class _StandIns:
-    """Exchanges special-token strings in a caller's text for digits, and back.
+    """Exchanges control-token strings in a caller's text for digits, and back.
 
-    Digits pass unchanged through what templates do to content: trim, case, JSON. The beginning of a special token at
+    Digits pass unchanged through what templates do to content: trim, case, JSON. The beginning of a control token at
     the end of a string is exchanged too, as the template might join it to a string that holds the rest.
     """
 

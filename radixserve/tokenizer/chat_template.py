@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -35,6 +36,14 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the chat template cannot render these messages: {error}", param="messages"
             ) from error
+
+
+def read_template(file: Path) -> str:
+    """Return the text of a template file. Raises ConfigError if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {file} cannot be read: {error}") from error
 
 
 class _GenerationTag(Extension):

@@ -9,9 +9,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from radixserve.errors import ModelLoadError
-from radixserve.tokenizer.gguf_metadata import read_gguf_metadata
+from radixserve.gguf_header import read_gguf_header
+from radixserve.tokenizer.backend import TokenizerSource, set_added_ends
 from radixserve.tokenizer.pre_tokenizers import find_word_rules
-from radixserve.tokenizer.source import TokenizerSource, set_added_ends
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -48,7 +48,7 @@ class _Vocabulary:
 
 def read_gguf_tokenizer(path: Path) -> TokenizerSource:
     """Read the tokenizer of a GGUF file. Raises ModelLoadError if it is damaged or of a kind that is not supported."""
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf_header(path).metadata
     fields = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     tokens = fields.get("tokens") or []
     types = fields.get("token_type") or [int(_TokenType.NORMAL)] * len(tokens)
@@ -63,7 +63,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerSource:
         if (token_id := fields.get(f"{role}_token_id")) is not None and token_id < len(tokens)
     }
     vocabulary = _Vocabulary(tokens, types, fields, special_tokens.get("unk_token"))
-    eos_token_ids = {fields[key] for key in _END_KEYS if key in fields}
+    eos_token_ids = {fields[key] for key in _END_KEYS if fields.get(key, len(tokens)) < len(tokens)}
     eos_token_ids |= {
         token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
@@ -78,7 +78,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerSource:
     return TokenizerSource(
         backend=backend,
         special_tokens=special_tokens,
-        bos_token_id=fields.get("bos_token_id"),
+        bos_token_id=fields["bos_token_id"] if "bos_token" in special_tokens else None,
         eos_token_ids=frozenset(eos_token_ids),
         chat_templates=_chat_templates(metadata),
     )

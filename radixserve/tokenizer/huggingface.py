@@ -1,15 +1,66 @@
 """The tokenizer of a Hugging Face model directory."""
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import tokenizers
 
 from radixserve.errors import ModelLoadError
-from radixserve.tokenizer.source import TokenizerSource, set_added_ends
+from radixserve.tokenizer.backend import TokenizerSource, set_added_ends
+from radixserve.tokenizer.chat_template import read_template
 
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_File = TypeVar("_File", bound=msgspec.Struct)
+
+
+class _AddedToken(msgspec.Struct, frozen=True):
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = False
+
+
+class _SpecialTokens(msgspec.Struct, frozen=True):
+    """special_tokens_map.json, and the part of tokenizer_config.json that came in its place."""
+
+    bos_token: str | _AddedToken | None = None
+    eos_token: str | _AddedToken | None = None
+    unk_token: str | _AddedToken | None = None
+    sep_token: str | _AddedToken | None = None
+    pad_token: str | _AddedToken | None = None
+    cls_token: str | _AddedToken | None = None
+    mask_token: str | _AddedToken | None = None
+
+    def contents(self) -> dict[str, str]:
+        """Return the strings of those that are set, by name."""
+        tokens = {name: getattr(self, name) for name in _SpecialTokens.__struct_fields__}
+        return {
+            name: token.content if isinstance(token, _AddedToken) else token
+            for name, token in tokens.items()
+            if token is not None
+        }
+
+
+class _NamedTemplate(msgspec.Struct, frozen=True):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(_SpecialTokens, frozen=True):
+    """tokenizer_config.json. add_bos_token, add_eos_token: None leaves it to tokenizer.json."""
+
+    chat_template: str | list[_NamedTemplate] | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    added_tokens_decoder: dict[int, _AddedToken] = {}
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    """generation_config.json, or config.json."""
+
+    eos_token_id: int | list[int] | None = None
 
 
 def read_huggingface_tokenizer(directory: Path) -> TokenizerSource:
@@ -26,59 +77,47 @@ def read_huggingface_tokenizer(directory: Path) -> TokenizerSource:
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(directory / "tokenizer_config.json")
-    special_tokens = _special_tokens(_read_json(directory / "special_tokens_map.json") | config)
+    config = _read_json(directory / "tokenizer_config.json", _TokenizerConfig)
+    special_tokens = _read_json(directory / "special_tokens_map.json", _SpecialTokens).contents() | config.contents()
     _add_missing_tokens(backend, config, special_tokens)
-    if isinstance(config.get("add_bos_token"), bool) or isinstance(config.get("add_eos_token"), bool):
+    bos_token, eos_token = special_tokens.get("bos_token"), special_tokens.get("eos_token")
+    if config.add_bos_token is not None or config.add_eos_token is not None:
         set_added_ends(
-            backend,
-            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+            backend, bos_token if config.add_bos_token else None, eos_token if config.add_eos_token else None
         )
-    eos_token_ids = set(_end_ids(directory))
-    if (eos_token_id := _token_id(backend, special_tokens.get("eos_token"))) is not None:
-        eos_token_ids.add(eos_token_id)
+    end_ids = {*_end_ids(directory), _token_id(backend, eos_token)}
     return TokenizerSource(
         backend=backend,
         special_tokens=special_tokens,
-        bos_token_id=_token_id(backend, special_tokens.get("bos_token")),
-        eos_token_ids=frozenset(eos_token_ids),
+        bos_token_id=_token_id(backend, bos_token),
+        eos_token_ids=frozenset(token_id for token_id in end_ids if token_id is not None),
         chat_templates=_chat_templates(directory, config),
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path, kind: type[_File]) -> _File:
+    """Read a file of which every field may be left out, and so may the file."""
     if not file.is_file():
-        return {}
+        return kind()
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except msgspec.MsgspecError as error:
-        raise ModelLoadError(f"{file} is no JSON object: {error}") from error
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            tokens[name] = content
-    return tokens
-
-
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, config: _TokenizerConfig, special_tokens: dict[str, str]
+) -> None:
     """Add what only tokenizer_config.json lists, and treat the tokens with a role (bos, eos, ...) as special."""
-    listed = config.get("added_tokens_decoder") or {}
-    for token_id, entry in sorted((int(token_id), entry) for token_id, entry in listed.items()):
-        if backend.token_to_id(entry["content"]) is None:
-            flags = {name: value for name, value in entry.items() if isinstance(value, bool)}
-            backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
-        if backend.token_to_id(entry["content"]) != token_id:
+    for token_id, token in sorted(config.added_tokens_decoder.items()):
+        if backend.token_to_id(token.content) is None:
+            backend.add_tokens([tokenizers.AddedToken(**msgspec.structs.asdict(token))])
+        if backend.token_to_id(token.content) != token_id:
             raise ModelLoadError(
-                f"tokenizer_config.json gives {entry['content']!r} the id {token_id}, "
-                f"tokenizer.json {backend.token_to_id(entry['content'])}; the files belong to different models"
+                f"tokenizer_config.json gives {token.content!r} the id {token_id}, "
+                f"tokenizer.json {backend.token_to_id(token.content)}; the files belong to different models"
             )
-    special_ids = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
     for content in special_tokens.values():
         if backend.token_to_id(content) not in {None, *special_ids}:
             backend.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
@@ -91,24 +130,21 @@ def _token_id(backend: tokenizers.Tokenizer, token: str | None) -> int | None:
 def _end_ids(directory: Path) -> list[int]:
     """End-of-sequence ids by generation_config.json, or by config.json where that names none."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(directory / name).get("eos_token_id")
-        if isinstance(ids, int):
-            return [ids]
-        if isinstance(ids, list):
-            return ids
+        ids = _read_json(directory / name, _ModelConfig).eos_token_id
+        if ids is not None:
+            return ids if isinstance(ids, list) else [ids]
     return []
 
 
-def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+def _chat_templates(directory: Path, config: _TokenizerConfig) -> dict[str, str]:
     file = directory / "chat_template.jinja"
     if file.is_file():
-        templates = {"default": file.read_text(encoding="utf-8")}
-        for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-            templates[extra.stem] = extra.read_text(encoding="utf-8")
-        return templates
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}
-    return {}
+        others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        return {"default": read_template(file)} | {other.stem: read_template(other) for other in others}
+    match config.chat_template:
+        case None:
+            return {}
+        case str(template):
+            return {"default": template}
+        case named:
+            return {entry.name: entry.template for entry in named}

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from radixserve.errors import ConfigError, InvalidRequest
+from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.backend import TokenizerSource, encode_texts
 from radixserve.tokenizer.chat_encoder import ChatEncoder
-from radixserve.tokenizer.chat_template import ChatTemplate
+from radixserve.tokenizer.chat_template import ChatTemplate, read_template
 from radixserve.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from radixserve.tokenizer.huggingface import read_huggingface_tokenizer
-from radixserve.tokenizer.source import TokenizerSource
 from radixserve.tokenizer.token_text import DecodeStream, TokenText
 
 
@@ -36,7 +36,7 @@ class Tokenizer:
         """
         source = read_huggingface_tokenizer(path) if path.is_dir() else read_gguf_tokenizer(path)
         if chat_template is not None:
-            return cls(source, {"default": ChatTemplate(_read_template(chat_template), origin=str(chat_template))})
+            return cls(source, {"default": ChatTemplate(read_template(chat_template), origin=str(chat_template))})
         templates = {
             name: ChatTemplate(text, origin=f"{path} ({name})") for name, text in source.chat_templates.items()
         }
@@ -56,9 +56,7 @@ class Tokenizer:
 
         add_special_tokens: put around it what the model expects around any text, such as a bos token.
         """
-        # encode of one text holds the GIL, a batch of one does not.
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -71,7 +69,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
-        Special tokens come from the template only: their strings in messages and tools stay text.
+        Control tokens come from the template only: their strings in messages and tools stay text.
         continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
@@ -99,10 +97,3 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token on its own, which may be part of a character; a special token's name."""
         return self._text.token_bytes(token_id)
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {file} cannot be read: {error}") from error

@@ -97,7 +97,7 @@ class Driver:
     def compute(self, sequence: Sequence, num_tokens: int | None = None) -> None:
         """Run a batch of one row that has room already."""
         self.execute([(sequence, num_tokens or sequence.num_uncomputed_tokens)])
-        self.cache.end_step()
+        self.end_step()
 
     def fork(self, parent: Sequence, token_ids: Iterable[int] = ()) -> Sequence:
         """Return a running child that shares the parent's K/V and goes on with other tokens."""
@@ -133,7 +133,7 @@ class Driver:
         sequence = make_sequence([-1] * size)
         assert self.admit(sequence, size)
         self.cache.take_copies()
-        self.cache.end_step()
+        self.end_step()
         self.cache.release(sequence)
         self.running.remove(sequence)
 
@@ -149,8 +149,7 @@ class Driver:
         for copy, content in zip(copies, contents, strict=True):
             for offset, prefix in enumerate(content):
                 self.shadow[copy.destination, offset] = prefix
-        for sequence, _ in rows:
-            self.check_reads_its_own_prefix(sequence)
+        self.check(self.sources)
         for sequence, num_tokens in rows:
             end = sequence.num_computed_tokens + num_tokens
             for position in range(sequence.num_computed_tokens, end):
@@ -160,13 +159,17 @@ class Driver:
             sequence.num_computed_tokens += num_tokens
             self.cache.commit(sequence)
 
+    def end_step(self) -> None:
+        self.cache.end_step()
+        self.sources.clear()
+
     # The laws.
 
-    def check(self) -> None:
-        """Everything that must hold between two steps."""
+    def check(self, sources: Iterable[int] = ()) -> None:
+        """Everything that must hold between two steps, or, with the sources of its copies, before a step computes."""
         entries = self.entries()
         stats = self.cache.stats()
-        held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        held = {block_id for sequence in self.running for block_id in sequence.block_table}.union(sources)
         own_blocks = [block_id for entry in entries for block_id in entry.block_ids[-entry.num_own_blocks :]]
         findable = set(own_blocks)
         assert len(own_blocks) == len(findable), "a block is in the tree twice"

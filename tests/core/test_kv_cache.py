@@ -33,7 +33,7 @@ def test_pc_1_three_equal_prompts_in_one_step_leave_one_token_each() -> None:
         assert driver.admit(sequence, 1)
         assert sequence.num_uncomputed_tokens == 1
     driver.execute([(sequence, 1) for sequence in batch])
-    driver.cache.end_step()
+    driver.end_step()
     driver.check()
     assert len({tuple(sequence.block_table) for sequence in batch}) == 1
 
@@ -143,7 +143,7 @@ def test_rt_4_of_two_equal_prefixes_computed_at_once_one_stays() -> None:
         assert driver.admit(sequence, 17)
     assert driver.cache.stats().num_in_use_blocks == 10
     driver.execute([(sequence, 17) for sequence in twins])
-    driver.cache.end_step()
+    driver.end_step()
     assert twins[0].block_table[:4] == twins[1].block_table[:4]
     assert driver.cache.stats().num_in_use_blocks == 6
     third = driver.start(ids(16, 500))
@@ -231,7 +231,7 @@ def test_a_tail_that_another_copies_from_in_the_same_step_is_not_taken_over() ->
     assert driver.admit(copying, 1)
     assert driver.admit(repeating, 1)
     driver.execute([(copying, 1), (repeating, 1)])
-    driver.cache.end_step()
+    driver.end_step()
     assert driver.num_copies == 2
     driver.check()
 
@@ -277,7 +277,7 @@ def test_a_fork_copies_only_the_block_that_is_written_and_only_once() -> None:
     for sequence in (child, parent):
         assert driver.extend(sequence, 1)
     driver.execute([(child, 1), (parent, 1)])
-    driver.cache.end_step()
+    driver.end_step()
     driver.check()
     assert driver.num_copies == 1
     assert driver.cache.stats().num_in_use_blocks == 3
@@ -292,7 +292,7 @@ def test_the_last_of_many_forks_writes_in_place() -> None:
     for child in children:
         assert driver.extend(child, 1)
     driver.execute([(child, 1) for child in children])
-    driver.cache.end_step()
+    driver.end_step()
     driver.check()
     assert driver.num_copies == 2
     assert driver.cache.stats().num_in_use_blocks == 4
@@ -306,7 +306,7 @@ def test_a_copy_source_counts_as_in_use_until_the_step_ends() -> None:
     assert driver.cache.stats().num_in_use_blocks == 2
     driver.execute([(sequence, 1)])
     assert driver.cache.stats().num_in_use_blocks == 2
-    driver.cache.end_step()
+    driver.end_step()
     driver.check()
     assert driver.cache.stats().num_in_use_blocks == 1
 
@@ -323,7 +323,7 @@ def test_copies_are_handed_out_once_and_not_for_a_sequence_that_is_gone() -> Non
         assert driver.cache.take_copies() == []
         if not is_released:
             driver.finish(sequence)
-        driver.cache.end_step()
+        driver.end_step()
         driver.check()
 
 
@@ -334,7 +334,7 @@ def test_a_block_whose_copy_may_never_have_run_is_not_kept() -> None:
     assert driver.admit(sequence, 1)
     driver.cache.take_copies()
     driver.finish(sequence)
-    driver.cache.end_step()
+    driver.end_step()
     assert driver.cache.stats().num_cached_blocks == 1
     driver.check()
 

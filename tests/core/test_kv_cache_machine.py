@@ -29,16 +29,14 @@ def one_bit_digest(parent: bytes, content: bytes) -> bytes:
     return bytes([(sum(parent) + sum(content)) % 2]) * DIGEST_SIZE
 
 
-# Two tokens only, so that prefixes collide, and no node has more entries than a lookup compares.
-tokens = st.builds(
-    lambda base, num_shared, rest: [*base[:num_shared], *rest],
-    st.sampled_from([[0] * 12, [1, 0] * 6]),
-    st.integers(0, 12),
-    st.lists(st.integers(0, 1), min_size=1, max_size=4),
-)
+# Two tokens only, so that prefixes collide, and no node has more entries than a lookup compares. A prompt goes on from
+# some point of an earlier one, as an agent's next turn does: (which one, how much of it, what comes then).
+prompts = st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(st.integers(0, 1), min_size=1, max_size=5))
+Prompt = tuple[int, int, list[int]]
 namespaces = st.sampled_from([b"", b"", b"", b"", b"a", b"ab"])
 indices = st.integers(0, 99)
-plans = st.lists(st.tuples(indices, st.integers(1, 17)), min_size=1, max_size=6)
+plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
+Plan = list[tuple[int, int, int]]
 
 
 class KVCacheMachine(RuleBasedStateMachine):
@@ -47,12 +45,13 @@ class KVCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[Sequence] = []
+        self.prompts: list[list[int]] = [[]]
         self.unseen = count(1000)
         self.last_held: dict[int, int] = {}
         self.clock = count()
 
     @initialize(
-        num_blocks=st.integers(1, 24),
+        num_blocks=st.integers(1, 28),
         block_size=st.integers(1, 4),
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
     )
@@ -64,64 +63,46 @@ class KVCacheMachine(RuleBasedStateMachine):
     def running(self) -> list[Sequence]:
         return self.driver.running
 
-    @rule(namespace=namespaces, token_ids=tokens)
-    def start(self, namespace: bytes, token_ids: list[int]) -> None:
-        self.waiting.append(make_sequence(token_ids, namespace))
+    @rule(namespace=namespaces, prompt=prompts)
+    def start(self, namespace: bytes, prompt: Prompt) -> None:
+        self.waiting.append(self.new_sequence(prompt, namespace))
 
-    @rule(namespace=namespaces, token_ids=tokens, num_tokens=st.integers(1, 17))
-    def serve(self, namespace: bytes, token_ids: list[int], num_tokens: int) -> None:
-        """A request comes, and is computed to its end if there is room."""
-        sequence = make_sequence(token_ids, namespace)
+    @rule(namespace=namespaces, prompt=prompts, chunk=st.integers(1, 17), ends=st.booleans())
+    def serve(self, namespace: bytes, prompt: Prompt, chunk: int, ends: bool) -> None:
+        """A request comes, and its prompt is computed as far as there is room."""
+        sequence = self.new_sequence(prompt, namespace)
         self.waiting.append(sequence)
-        while sequence.num_uncomputed_tokens and self.make_room(sequence, num_tokens, None):
-            self.driver.compute(sequence, min(num_tokens, sequence.num_uncomputed_tokens))
-        if sequence in self.running:
+        while sequence.num_uncomputed_tokens and self.make_room(sequence, chunk, None):
+            self.driver.compute(sequence, min(chunk, sequence.num_uncomputed_tokens))
+        if sequence in self.running and ends:
             self.end(sequence)
 
     @precondition(lambda self: self.running or self.waiting)
-    @rule(plan=plans, keeps_matches=st.booleans(), num_ended=st.integers(0, 2))
-    def step(self, plan: list[tuple[int, int]], keeps_matches: bool, num_ended: int) -> None:
+    @rule(plan=plans, keeps_matches=st.booleans(), num_ended=st.sampled_from([0, 0, 0, 1, 2]))
+    def step(self, plan: Plan, keeps_matches: bool, num_ended: int) -> None:
         """Several rows in one step. keeps_matches: all lookups come before all allocations, and so may be stale.
 
         num_ended: so many rows end within the step, before end_step.
         """
-        matches = {sequence: self.check_match(sequence) for sequence in self.waiting}
-        rows: dict[Sequence, int] = {}
-        for index, num_tokens in plan:
-            sequence = self.choose_row(index, rows)
-            if sequence is not None and self.make_room(
-                sequence, num_tokens, matches.get(sequence) if keeps_matches else None
-            ):
-                rows[sequence] = min(num_tokens, sequence.num_uncomputed_tokens)
+        rows = self.schedule(plan, {s: self.check_match(s) for s in self.waiting} if keeps_matches else {})
         self.driver.execute(list(rows.items()))
         self.note_held()
         for sequence in list(rows)[:num_ended]:
             self.end(sequence)
-        self.driver.cache.end_step()
+        self.driver.end_step()
 
+    @precondition(lambda self: self.running or self.waiting)
     @rule(plan=plans, are_copies_taken=st.booleans())
-    def fail_a_step(self, plan: list[tuple[int, int]], are_copies_taken: bool) -> None:
-        """Rows get room, but nothing is computed or copied: the step raised. All of them end."""
-        rows: dict[Sequence, int] = {}
-        for index, num_tokens in plan:
-            sequence = self.choose_row(index, rows)
-            if sequence is not None and self.make_room(sequence, num_tokens, None):
-                rows[sequence] = num_tokens
-        destinations = self.driver.cache.take_copies() if are_copies_taken else []
-        for copy in destinations:
+    def fail_a_step(self, plan: Plan, are_copies_taken: bool) -> None:
+        """Rows get room, but nothing is copied or computed: the step raised. All of them end."""
+        rows = self.schedule(plan, {})
+        for copy in self.driver.cache.take_copies() if are_copies_taken else []:
             for offset in range(self.driver.block_size):
                 self.driver.shadow[copy.destination, offset] = None
         for sequence in rows:
             self.end(sequence)
         assert not self.driver.cache.take_copies()
-        self.driver.cache.end_step()
-
-    @precondition(lambda self: self.running)
-    @rule(index=indices, token_id=st.integers(0, 1))
-    def append(self, index: int, token_id: int) -> None:
-        sequence = self.running[index % len(self.running)]
-        if not sequence.num_uncomputed_tokens:
-            sequence.token_ids.append(token_id)
+        self.driver.end_step()
 
     @precondition(lambda self: self.running)
     @rule(index=indices, token_ids=st.lists(st.integers(0, 1), max_size=3))
@@ -147,7 +128,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         if is_preempted:
             self.waiting.append(sequence)
 
-    @rule(num_tokens=st.integers(1, 20))
+    @rule(num_tokens=st.integers(1, 12))
     def put_under_pressure(self, num_tokens: int) -> None:
         """A request of tokens never seen before comes and is aborted: the longest unheld blocks make room for it."""
         cache = self.driver.cache
@@ -169,6 +150,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             cache.release(sequence)
             self.running.remove(sequence)
 
+    @precondition(lambda self: len(self.prompts) > 8)
     @rule()
     def reset(self) -> None:
         before = self.driver.cache.stats()
@@ -179,9 +161,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert num_kept == len({block_id for entry in self.driver.entries() for block_id in entry.block_ids})
         assert after.num_evicted_tokens == before.num_evicted_tokens
 
-    @rule(namespace=namespaces, token_ids=tokens)
-    def look_up(self, namespace: bytes, token_ids: list[int]) -> None:
-        self.check_match(make_sequence(token_ids, namespace))
+    @rule(namespace=namespaces, prompt=prompts)
+    def look_up(self, namespace: bytes, prompt: Prompt) -> None:
+        self.check_match(self.new_sequence(prompt, namespace))
 
     @invariant()
     def holds(self) -> None:
@@ -207,9 +189,24 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert match.num_tokens == longest if self.finds_all else match.num_tokens <= longest
         return match
 
-    def choose_row(self, index: int, rows: dict[Sequence, int]) -> Sequence | None:
-        sequences = [s for s in [*self.running, *self.waiting] if s not in rows and s.num_uncomputed_tokens]
-        return sequences[index % len(sequences)] if sequences else None
+    def new_sequence(self, prompt: Prompt, namespace: bytes) -> Sequence:
+        index, num_shared, rest = prompt
+        self.prompts.append([*self.prompts[-1 - index % len(self.prompts)][:num_shared], *rest])
+        return make_sequence(self.prompts[-1], namespace)
+
+    def schedule(self, plan: Plan, matches: dict[Sequence, Match]) -> dict[Sequence, int]:
+        """Allocate for the rows of a step. A sequence with nothing left to compute samples a token first."""
+        rows: dict[Sequence, int] = {}
+        for index, num_tokens, token_id in plan:
+            sequences = [sequence for sequence in [*self.running, *self.waiting] if sequence not in rows]
+            if not sequences:
+                break
+            sequence = sequences[index % len(sequences)]
+            if not sequence.num_uncomputed_tokens:
+                sequence.token_ids.append(token_id)
+            if self.make_room(sequence, num_tokens, matches.get(sequence)):
+                rows[sequence] = min(num_tokens, sequence.num_uncomputed_tokens)
+        return rows
 
     def make_room(self, sequence: Sequence, num_tokens: int, match: Match | None) -> bool:
         if sequence in self.running:
@@ -224,6 +221,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def end(self, sequence: Sequence) -> None:
         self.driver.cache.commit(sequence)
         self.note_held()
+        self.prompts.append(sequence.token_ids.tolist())
         self.driver.finish(sequence)
 
     def note_held(self) -> None:

@@ -115,3 +115,14 @@ def test_a_nan_in_one_row_stays_in_that_row(tmp_path: Path) -> None:
     logits = sequences.step({0: prompts[0][-1:], 1: prompts[1][-1:]})
     assert logits[0].isnan().all()
     torch.testing.assert_close(logits[1], transformers_logits(model, prompts[1])[-1:], atol=1e-4, rtol=0)
+
+
+def test_loading_shows_progress_only_when_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    directory = save_tiny_model(tmp_path)
+    config = read_model_config(directory)
+    for show_progress in (False, True):
+        capfd.readouterr()
+        load_model(directory, config, dtype=torch.float32, device=torch.device("cpu"), show_progress=show_progress)
+        output, errors = capfd.readouterr()
+        assert not output
+        assert bool(errors) == show_progress

@@ -10,7 +10,6 @@ from gguf.quants import quantize
 from transformers import PreTrainedModel
 
 from radixserve.model.config import LinearScaling, YarnScaling
-from radixserve.model.gguf_file import GGUFFile
 from radixserve.model.loader import load_model, read_model_config
 from tests.model.gguf_files import float32, write_gguf
 from tests.model.paged_sequences import PagedSequences
@@ -106,11 +105,3 @@ def test_llama3_scaling_is_read_from_the_frequency_factors(tmp_path: Path) -> No
 def test_end_tokens_are_end_of_sequence_and_end_of_turn(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", tiny_transformers_model(), F32, float32)
     assert read_model_config(path).eos_token_ids == (2, 5)
-
-
-def test_metadata_holds_numbers_and_strings_but_no_token_strings(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", tiny_transformers_model(), F32, float32)
-    metadata = GGUFFile(path).metadata
-    assert metadata["general.architecture"] == "llama"
-    assert metadata["tokenizer.ggml.token_type"] == [1, 1, 3]
-    assert "tokenizer.ggml.tokens" not in metadata

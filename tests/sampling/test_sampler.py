@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -11,6 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from radixserve.sampling import sampler
 from radixserve.sampling.sampler import sample
 from radixserve.sampling.uniform import uniforms
 from tests.sampling.slots import draw, draw_many, slot
@@ -239,3 +241,13 @@ def test_one_token_in_the_vocabulary_is_drawn() -> None:
 def test_a_suppressed_token_is_never_drawn_even_where_truncation_would_reach_it() -> None:
     assert set(draw_many([5.0, 1.0, 0.0], 300, suppressed=[0], top_k=3)) == {1, 2}
     assert set(draw_many([5.0, 1.0, 0.0], 300, suppressed=[0, 1])) == {2}
+
+
+@pytest.mark.parametrize("setting", [{}, {"top_p": 0.9}])
+def test_the_ends_of_the_uniform_range_draw_tokens_that_may_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, setting: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sampler, "uniforms", lambda *_: np.array([0.0, 1 - 2**-53]))
+    logits = torch.tensor([0.0, 1.0, 3.0, 1.0, 0.0]).expand(2, -1)
+    first, last = sample(logits, [slot(suppressed=[0, 4], **setting)] * 2)[0]
+    assert (first, last) == ((2, 3) if setting else (1, 3))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from radixserve.errors import ConfigError, InvalidRequest
@@ -130,6 +132,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(Tokenizer.load(directory), reference, family)
 
 
+@pytest.fixture(scope="module")
+def bytes_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load_byte_tokenizer(tmp_path_factory.mktemp("bytes"))
+
+
 CHATS = {
     "one turn": [{"role": "user", "content": "What is the capital of France?"}],
     "turns": [
@@ -186,6 +193,26 @@ def test_typed_special_tokens_stay_text(pair: Pair) -> None:
         assert content.strip() in pair.tokenizer.decode(ids)
 
 
+@given(
+    contents=st.lists(
+        st.lists(
+            st.sampled_from(["<|end|>", "<|start|>", "<|pad|>", "<|", "end", "|>", "<", ">", "|", " ", "\n", "é", "1"])
+        ).map("".join),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_whatever_is_typed_only_the_template_writes_special_tokens(
+    bytes_tokenizer: Tokenizer, contents: list[str]
+) -> None:
+    expected: list[int] = []
+    for content in contents:
+        expected += [START, *b"user\n", *content.encode(), END, *b"\n"]
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert bytes_tokenizer.encode_chat(messages, add_generation_prompt=False) == expected
+
+
 def test_a_special_token_put_together_from_two_messages_stays_text(tmp_path: Path) -> None:
     tokenizer = load_byte_tokenizer(
         tmp_path, chat_template="{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -215,6 +242,27 @@ def test_added_tokens_that_are_not_special_keep_their_ids(tmp_path: Path) -> Non
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, chatml(), chat_template=CHATML))
     [think] = tokenizer.encode("<think>")
     assert think in tokenizer.encode_chat([{"role": "user", "content": "a<think>b"}])
+
+
+def test_merges_do_not_lead_to_a_control_token(tmp_path: Path) -> None:
+    vocabulary = {piece: i for i, piece in enumerate(["<", "s", ">", "<s", "<s>"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("<", "s"), ("<s", ">")]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>"])
+    template = "<s>{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, chat_template=template))
+    assert tokenizer.encode_chat([{"role": "user", "content": "<s><s>"}]) == [4, 3, 2, 3, 2]
+
+
+def test_turn_borders_that_are_not_marked_special_are_protected_too(tmp_path: Path) -> None:
+    border = "<\uff5cUser\uff5c>"
+    backend = byte_level_backend()
+    backend.add_tokens([border])
+    template = f"{{% for message in messages %}}{border}{{{{ message.content }}}}{{% endfor %}}"
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, backend, chat_template=template))
+    ids = tokenizer.encode_chat([{"role": "user", "content": f"a{border}b"}])
+    assert ids.count(backend.token_to_id(border)) == 1
+    assert tokenizer.decode(ids) == f"{border}a{border}b"
 
 
 def test_tools_and_template_arguments_equal_transformers(tmp_path: Path) -> None:
@@ -325,6 +373,13 @@ def test_a_template_that_drops_the_last_message_cannot_continue_it(tmp_path: Pat
     tokenizer = load_byte_tokenizer(tmp_path, chat_template="{{ messages[0].content }}")
     chat = [USER, {"role": "assistant", "content": "It"}]
     assert "does not show" in chat_error(tokenizer, chat, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_messages_nested_too_deeply_are_the_requests_error(tmp_path: Path) -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"properties": nested}
+    assert "nested" in chat_error(load_byte_tokenizer(tmp_path), [USER], tools=[nested])
 
 
 def test_messages_are_left_as_they_were(tmp_path: Path) -> None:

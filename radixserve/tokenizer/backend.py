@@ -1,9 +1,11 @@
-"""What a tokenizer is made of, whichever files it was read from."""
+"""What a tokenizer is made of, whichever files it was read from, and how its backend is set and called."""
 
 from dataclasses import dataclass, field
 
 import tokenizers
 from tokenizers.processors import TemplateProcessing
+
+from radixserve.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,15 @@ def set_added_ends(backend: tokenizers.Tokenizer, bos_token: str | None, eos_tok
         single=[token for token in (bos_token, "$A", eos_token) if token is not None],
         special_tokens=[(token, backend.token_to_id(token)) for token in ends],
     )
+
+
+def encode_texts(backend: tokenizers.Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Return the ids of each text. Raises InvalidRequest for a text that is not Unicode.
+
+    Encoding one text on its own would hold the GIL; a batch, of one too, does not.
+    """
+    try:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except TypeError as error:
+        raise InvalidRequest("the text holds half of a surrogate pair, which is no character") from error
+    return [encoding.ids for encoding in encodings]

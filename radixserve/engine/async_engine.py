@@ -1,0 +1,265 @@
+"""The engine as an asyncio program sees it: streams of deltas, and an engine that comes back when it dies."""
+
+import asyncio
+import itertools
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from radixserve.config import EngineConfig
+from radixserve.engine.client import EngineClient, ProcessClient
+from radixserve.errors import (
+    ConfigError,
+    EngineDied,
+    EngineUnavailable,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    RequestTimeout,
+)
+from radixserve.model_path import resolve_model_path
+from radixserve.protocol import AddRequest, ControlCommand, ControlResult, Delta, EngineReady, EngineStats, Failure
+from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+EngineStatus = Literal["new", "loading", "ready", "restarting", "dead"]
+
+# A client that reads nothing for so long while its answer grows is taken for gone.
+MAX_READER_DELAY = 10.0
+MAX_DEATHS = 3
+DEATHS_WINDOW = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Load the tokenizer of the configured model. Raises ConfigError."""
+    template = None if config.chat_template is None else Path(config.chat_template)
+    return Tokenizer.load(resolve_model_path(config.model), chat_template=template)
+
+
+class _Stream:
+    """What one request's reader has not read yet, and the error that ended the request, if one did."""
+
+    def __init__(self) -> None:
+        self._deltas: deque[Delta] = deque()
+        self._error: RequestError | None = None
+        self._arrived = asyncio.Event()
+        self._unread_since = 0.0
+
+    def put(self, delta: Delta) -> None:
+        if not self._deltas:
+            self._unread_since = time.monotonic()
+        self._deltas.append(delta)
+        self._arrived.set()
+
+    def fail(self, error: RequestError) -> None:
+        """Give the reader this error, and nothing that came before it."""
+        self._error = error
+        self._deltas.clear()
+        self._arrived.set()
+
+    async def get(self) -> Delta:
+        while not self._deltas and self._error is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+        self._unread_since = time.monotonic()
+        return self._deltas.popleft()
+
+    def is_abandoned(self, now: float) -> bool:
+        return bool(self._deltas) and now - self._unread_since > MAX_READER_DELAY
+
+
+class AsyncEngine:
+    """An engine for many concurrent callers in one event loop.
+
+    start() loads it, or the first generate() does. When its process dies, open streams end with RequestFailed, the
+    engine is started again, and calls in between raise EngineUnavailable; after three deaths in five minutes it stays
+    down. Lost requests are not sent again.
+
+    make_client: makes the engine behind this one, anew after each death. tokenizer: the model's, if it is loaded.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        make_client: Callable[[EngineConfig], EngineClient] = ProcessClient,
+        *,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer or load_tokenizer(config)
+        self.status: EngineStatus = "new"
+        self.stats: EngineStats | None = None
+        self._make_client = make_client
+        self._client: EngineClient | None = None
+        self._is_draining = False
+        self._ready: EngineReady | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._request_ids = itertools.count()
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """What the engine said of itself when it was loaded; None while it takes no requests."""
+        return self._ready if self.status == "ready" and not self._is_draining else None
+
+    async def start(self) -> EngineReady:
+        """Load the engine and return what it says of itself. Raises ConfigError, or EngineDied. Call it once."""
+        self.status = "loading"
+        try:
+            ready = await self._start_client()
+        except (ConfigError, EngineDied):
+            self.status = "dead"
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+        return ready
+
+    async def wait_dead(self) -> None:
+        """Return when the engine has died too often to be started again."""
+        assert self._supervisor is not None
+        await asyncio.wait([self._supervisor])
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        self._is_draining = True
+
+    async def close(self) -> None:
+        """End all requests, with an error to their readers, and the engine."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+        self.status = "dead"
+        self._fail_streams(EngineUnavailable("the server is shutting down"))
+        if self._client is not None:
+            await self._client.stop()
+
+    async def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, namespace: bytes = b""
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield what each step adds to the answers, params.n of them interleaved, until all have a finish_reason.
+
+        Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
+        generator, or cancelling its reader, ends the request in the engine and frees its blocks.
+        """
+        if self.status == "new":
+            await self.start()
+        client = self._client
+        if self.ready is None or client is None:
+            raise self._unavailable()
+        token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
+        self._check_prompt(self.ready, token_ids)
+        request_id = str(next(self._request_ids))
+        stream = self._streams[request_id] = _Stream()
+        timeout = self.config.request_timeout
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        num_unfinished = params.n
+        try:
+            client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace))
+            while num_unfinished > 0:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        delta = await stream.get()
+                except TimeoutError:
+                    raise RequestTimeout(f"the request ran longer than the server's limit of {timeout:g} s") from None
+                num_unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            del self._streams[request_id]
+            if num_unfinished > 0 and client is self._client and self.status == "ready":
+                client.abort([request_id])
+
+    async def control(self, command: ControlCommand) -> ControlResult:
+        """Run a command between two steps. Raises EngineUnavailable."""
+        if self.ready is None or self._client is None:
+            raise self._unavailable()
+        return await self._client.control(command)
+
+    def _unavailable(self) -> EngineUnavailable:
+        status = "draining" if self._is_draining else self.status
+        return EngineUnavailable(f"the engine is {status}; try again in a few seconds")
+
+    def _check_prompt(self, ready: EngineReady, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if len(token_ids) >= ready.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(token_ids)} tokens; the context of {ready.max_model_len} tokens must leave room "
+                "for at least one more; shorten the prompt",
+                param="prompt",
+            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < ready.vocab_size:
+                raise InvalidRequest(f"token id {token_id} is not in 0 to {ready.vocab_size - 1}", param="prompt")
+
+    async def _start_client(self) -> EngineReady:
+        self._client = self._make_client(self.config)
+        self._ready = await self._client.start()
+        self.stats = self._ready.stats
+        self.status = "ready"
+        return self._ready
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self._read_outputs()
+            except EngineDied as death:
+                self.status = "restarting"
+                self._deaths.append(time.monotonic())
+                _log.error("%s; %d requests are lost", death, len(self._streams))
+                self._fail_streams(RequestFailed("the engine ended unexpectedly; send the request again"))
+            while self.status == "restarting":
+                if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WINDOW:
+                    _log.critical("the engine died %d times in %d s; giving up", MAX_DEATHS, DEATHS_WINDOW)
+                    self.status = "dead"
+                    return
+                try:
+                    await self._start_client()
+                except (ConfigError, EngineDied) as death:
+                    _log.error("the engine could not be started again: %s", death)
+                    self._deaths.append(time.monotonic())
+
+    async def _read_outputs(self) -> None:
+        assert self._client is not None
+        while True:
+            output = await self._client.outputs()
+            self.stats = output.stats
+            for delta in output.deltas:
+                stream = self._streams.get(delta.request_id)
+                if stream is None:
+                    continue  # its reader has gone; the abort is on its way
+                if delta.failure is None:
+                    stream.put(delta)
+                else:
+                    stream.fail(_error_of(delta.failure))
+            self._drop_abandoned_streams(self._client)
+
+    def _drop_abandoned_streams(self, client: EngineClient) -> None:
+        now = time.monotonic()
+        abandoned = [request_id for request_id, stream in self._streams.items() if stream.is_abandoned(now)]
+        if abandoned:
+            client.abort(abandoned)
+            for request_id in abandoned:
+                self._streams[request_id].fail(RequestFailed(f"nobody read the answer for {MAX_READER_DELAY:g} s"))
+
+    def _fail_streams(self, error: RequestError) -> None:
+        for stream in self._streams.values():
+            stream.fail(error)
+
+
+def _error_of(failure: Failure) -> RequestError:
+    kinds: dict[str, type[RequestError]] = {
+        "invalid_request": InvalidRequest,
+        "queue_full": QueueFull,
+        "internal_error": RequestFailed,
+    }
+    return kinds[failure.kind](failure.message)

@@ -1,0 +1,64 @@
+"""An engine in this process, for offline use, tests and the debugger."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from radixserve.config import EngineConfig
+from radixserve.engine.async_engine import AsyncEngine, load_tokenizer
+from radixserve.engine.start import StartedEngine, start_engine
+from radixserve.errors import EngineUnavailable
+from radixserve.protocol import AddRequest, ControlCommand, ControlResult, EngineReady, StepOutput
+
+
+def in_process_engine(config: EngineConfig, *, show_progress: bool = False) -> AsyncEngine:
+    """Return an AsyncEngine whose model will be loaded in this process. Raises ConfigError."""
+    tokenizer = load_tokenizer(config)
+    start = partial(start_engine, config, tokenizer, show_progress=show_progress)
+    return AsyncEngine(config, lambda _: InProcessClient(start), tokenizer=tokenizer)
+
+
+class InProcessClient:
+    """An EngineClient whose steps run in the caller's event loop, and hold it up.
+
+    start_engine loads the engine; it runs in a worker thread.
+    """
+
+    def __init__(self, start_engine: Callable[[], StartedEngine]) -> None:
+        self._start_engine = start_engine
+        self._engine: StartedEngine | None = None
+        self._has_news = asyncio.Event()
+
+    async def start(self) -> EngineReady:
+        self._engine = await asyncio.to_thread(self._start_engine)
+        return self._engine.ready
+
+    def add(self, request: AddRequest) -> None:
+        self._started.core.add(request)
+        self._has_news.set()
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._started.core.abort(request_ids)
+        self._has_news.set()
+
+    async def outputs(self) -> StepOutput:
+        core = self._started.core
+        while not core.has_work:
+            self._has_news.clear()
+            await self._has_news.wait()
+        await asyncio.sleep(0)  # let readers of the last step run before this one holds up the loop
+        return core.step()
+
+    async def control(self, command: ControlCommand) -> ControlResult:
+        result = self._started.core.control(command)
+        self._has_news.set()
+        return result
+
+    async def stop(self) -> None:
+        self._engine = None
+
+    @property
+    def _started(self) -> StartedEngine:
+        if self._engine is None:
+            raise EngineUnavailable("the engine is not running")
+        return self._engine

@@ -1,0 +1,136 @@
+"""The engine process: one thread that drains its socket, computes a step, and sends what the step produced.
+
+Started by ProcessClient as `python -m radixserve.engine.process FD`. The first frame on the socket is the
+EngineConfig. The process ends when the other end of the socket is closed, so it never outlives the server.
+"""
+
+import gc
+import logging
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+
+from radixserve.config import EngineConfig
+from radixserve.engine.core import EngineCore
+from radixserve.engine.frames import FrameReader, encode_frame
+from radixserve.engine.start import start_engine
+from radixserve.errors import ConfigError
+from radixserve.protocol import (
+    Abort,
+    AddRequest,
+    ClientMessage,
+    Control,
+    ControlReply,
+    EngineFailed,
+    EngineMessage,
+)
+
+_RECEIVE_SIZE = 1 << 18
+
+_log = logging.getLogger(__name__)
+_decoder = msgspec.msgpack.Decoder(ClientMessage)
+
+
+class Connection:
+    """The engine's end of the socket. Sending never waits; reading waits only when asked to."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+
+    def send(self, message: EngineMessage) -> None:
+        """Send a message as far as the socket takes it now; the rest goes with the next exchange."""
+        self._unsent += encode_frame(message)
+        self._send_some()
+
+    def exchange(self, *, wait: bool) -> list[bytes]:
+        """Return the message bodies that have arrived; with wait, sleep until there is at least something to read.
+
+        Raises EOFError when the other end is closed.
+        """
+        bodies: list[bytes] = []
+        while True:
+            self._send_some()
+            bodies += self._receive_some()
+            if bodies or not wait:
+                return bodies
+            select.select([self._socket], [self._socket] if self._unsent else [], [])
+
+    def _send_some(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise EOFError from error
+            del self._unsent[:sent]
+
+    def _receive_some(self) -> list[bytes]:
+        bodies: list[bytes] = []
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_SIZE)
+            except BlockingIOError:
+                return bodies
+            except OSError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            bodies += self._reader.feed(data)
+
+
+def run(connection: Connection) -> None:
+    """Start the engine that the first message describes and serve it until the other end hangs up."""
+    first, *rest = connection.exchange(wait=True)
+    config = msgspec.msgpack.decode(first, type=EngineConfig)
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        started = start_engine(config, show_progress=True)
+    except ConfigError as error:
+        connection.send(EngineFailed(str(error), is_config_error=True))
+        connection.exchange(wait=True)
+        return
+    connection.send(started.ready)
+    # What is alive now stays alive: later collections need not look at it.
+    gc.freeze()
+    _serve(connection, started.core, rest)
+
+
+def _serve(connection: Connection, core: EngineCore, bodies: list[bytes]) -> None:
+    while True:
+        for body in bodies:
+            _handle(connection, core, _decoder.decode(body))
+        if core.has_work:
+            connection.send(core.step())
+        bodies = connection.exchange(wait=not core.has_work)
+
+
+def _handle(connection: Connection, core: EngineCore, message: ClientMessage) -> None:
+    match message:
+        case AddRequest():
+            core.add(message)
+        case Abort(request_ids):
+            core.abort(request_ids)
+        case Control(call_id, command):
+            connection.send(ControlReply(call_id, core.control(command)))
+
+
+def main() -> None:
+    """Serve the socket whose file descriptor is the first argument."""
+    # A Ctrl-C or a stop of the whole group reaches the server too, which drains and then closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        run(Connection(socket.socket(fileno=int(sys.argv[1]))))
+    except EOFError:
+        _log.debug("the server is gone; the engine ends")
+
+
+if __name__ == "__main__":
+    main()

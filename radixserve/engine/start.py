@@ -1,0 +1,67 @@
+"""Put an engine together from its settings."""
+
+import time
+from dataclasses import dataclass
+
+from radixserve.config import EngineConfig
+from radixserve.core.kv_cache import KVCache
+from radixserve.core.scheduler import SchedulerLimits
+from radixserve.engine.core import EngineCore
+from radixserve.model_path import resolve_model_path
+from radixserve.protocol import EngineReady
+from radixserve.runner.startup import start_executor
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, frozen=True)
+class StartedEngine:
+    """An engine and what it says of itself."""
+
+    core: EngineCore
+    ready: EngineReady
+
+
+def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, show_progress: bool) -> StartedEngine:
+    """Load the model, allocate the cache and return the engine. Raises ConfigError.
+
+    tokenizer: one that is loaded already, else it is loaded here.
+    """
+    began = time.monotonic()
+    path = resolve_model_path(config.model)
+    if tokenizer is None:
+        tokenizer = Tokenizer.load(path)
+    started = start_executor(config, show_progress=show_progress)
+    notices = list(started.notices)
+    # Every running sequence advances in every step, so a step must have a token for each.
+    max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
+    if max_num_seqs < config.max_num_seqs:
+        notices.append(f"max_num_seqs is {max_num_seqs}: a step of max_num_batched_tokens has no room for more")
+    cache = KVCache(started.num_blocks, config.block_size, prefix_cache=not config.no_prefix_cache)
+    core = EngineCore(
+        started.executor,
+        tokenizer,
+        cache,
+        SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=started.max_num_batched_tokens,
+            max_model_len=started.max_model_len,
+            end_token_ids=tokenizer.eos_token_ids.union(started.eos_token_ids),
+        ),
+        max_queued_requests=config.max_queued_requests,
+        seed=config.seed,
+    )
+    ready = EngineReady(
+        model_name=path.stem if path.suffix == ".gguf" else path.resolve().name,
+        architecture=started.architecture,
+        dtype=started.dtype,
+        device=started.device,
+        max_model_len=started.max_model_len,
+        vocab_size=started.vocab_size,
+        block_size=config.block_size,
+        num_blocks=started.num_blocks,
+        bytes_per_block=started.bytes_per_block,
+        load_seconds=time.monotonic() - began,
+        notices=notices,
+        stats=core.stats(),
+    )
+    return StartedEngine(core, ready)

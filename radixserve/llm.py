@@ -1,0 +1,130 @@
+"""The engine for offline use: lists in, lists out."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack, aclosing
+from types import TracebackType
+from typing import Any, Self, cast
+
+from anyio.from_thread import start_blocking_portal
+from tqdm import tqdm
+
+from radixserve.config import EngineConfig
+from radixserve.engine.answer import GenerationResult
+from radixserve.engine.in_process import in_process_engine
+from radixserve.errors import ConfigError, InvalidRequest
+from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+_SERVER_FIELDS = {
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "request_timeout",
+    "shutdown_timeout",
+    "cors_origin",
+}
+
+
+class LLM:
+    """A model loaded in this process. Use it as a context manager, or close() it, to free the model.
+
+    model: a Hugging Face directory or a .gguf file; left out, the demo model. settings: fields of EngineConfig, but
+    those that only a server reads. Raises ConfigError.
+
+    The engine runs in a thread with an event loop of its own, so it works inside a running loop (a notebook) too.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        if misplaced := sorted(_SERVER_FIELDS & settings.keys()):
+            raise ConfigError(f"{', '.join(misplaced)}: only a server has this; leave it out of LLM")
+        self._engine = in_process_engine(EngineConfig(model=model, **settings), show_progress=True)
+        with ExitStack() as resources:
+            self._portal = resources.enter_context(start_blocking_portal())
+            self._portal.call(self._engine.start)
+            resources.callback(self._portal.call, self._engine.close)
+            self._resources = resources.pop_all()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        show_progress: bool = True,
+    ) -> list[GenerationResult]:
+        """Answer prompts, given as text or token ids; results come in their order.
+
+        Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
+        """
+        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
+        return self._portal.call(self._generate_all, encoded, params or SamplingParams(), show_progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        *,
+        show_progress: bool = True,
+    ) -> list[GenerationResult]:
+        """Answer one conversation or several, each a list of messages with role and content, by the chat template."""
+        if not messages:
+            raise InvalidRequest("messages is empty", param="messages")
+        several = [messages] if isinstance(messages[0], dict) else messages
+        conversations = cast(Sequence[Sequence[Message]], several)
+        prompts = [self.tokenizer.encode_chat(list(conversation)) for conversation in conversations]
+        return self.generate(prompts, params, show_progress=show_progress)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    async def _generate_all(
+        self, prompts: list[list[int]], params: SamplingParams, show_progress: bool
+    ) -> list[GenerationResult]:
+        results = [GenerationResult.empty(prompt, params.n) for prompt in prompts]
+        # No more at once than the queue takes, so that a long list is never refused for its length.
+        places = asyncio.Semaphore(self._engine.config.max_queued_requests)
+
+        async def collect(result: GenerationResult) -> None:
+            async with places, aclosing(self._engine.generate(result.prompt_token_ids, params)) as deltas:
+                async for delta in deltas:
+                    result.add(delta)
+            progress.update()
+
+        with tqdm(total=len(prompts), desc="prompts", disable=not show_progress) as progress:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for result in results:
+                        tasks.create_task(collect(result))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        return results
+
+    def close(self) -> None:
+        """End the engine and free the model."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts of a call that gave one, as text or token ids, or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))

@@ -1,0 +1,43 @@
+"""From the scheduler's rows to the tensors that the model reads."""
+
+import numpy as np
+import torch
+
+from radixserve.attention.backend import ForwardBatch
+from radixserve.core.batch import ScheduledBatch
+
+
+def build_forward_batch(batch: ScheduledBatch, block_size: int, device: torch.device) -> ForwardBatch:
+    """Lay the rows of a batch, at least one, behind one another.
+
+    logits_indices holds the last token of every row, of those without samples too: their logits are looked at to see
+    whether the row's numbers are finite. Block tables are cut to the blocks that a row's context reaches.
+    """
+    rows = batch.rows
+    query_lengths = np.array([len(row.token_ids) for row in rows])
+    num_computed = np.array([row.num_computed_tokens for row in rows])
+    context_lengths = num_computed + query_lengths
+    ends = query_lengths.cumsum()
+    token_ids = np.concatenate([np.asarray(row.token_ids) for row in rows]).astype(np.int64)  # [T]
+    positions = np.arange(ends[-1]) + np.repeat(context_lengths - ends, query_lengths)  # [T]
+
+    num_blocks = -(-context_lengths // block_size)
+    block_tables = np.zeros((len(rows), num_blocks.max()), dtype=np.int64)
+    is_block = np.arange(block_tables.shape[1]) < num_blocks[:, None]
+    tables = [np.asarray(row.block_table)[:count] for row, count in zip(rows, num_blocks, strict=True)]
+    block_tables[is_block] = np.concatenate(tables)
+    row_of_token = np.repeat(np.arange(len(rows)), query_lengths)
+    slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
+
+    def to_device(values: "np.typing.NDArray[np.int64]") -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return ForwardBatch(
+        token_ids=to_device(token_ids),
+        positions=to_device(positions),
+        slot_mapping=to_device(slot_mapping),
+        query_lengths=query_lengths.tolist(),
+        context_lengths=context_lengths.tolist(),
+        block_tables=to_device(block_tables),
+        logits_indices=to_device(ends - 1),
+    )

@@ -1,0 +1,77 @@
+"""The executor that runs a real model."""
+
+from collections.abc import Sequence
+
+import torch
+
+from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
+from radixserve.core.batch import BlockCopy, SampledTokens, SampleSlot, ScheduledBatch
+from radixserve.model.decoder import Decoder
+from radixserve.protocol import TokenLogprobs
+from radixserve.runner.forward_batch import build_forward_batch
+from radixserve.sampling.sampler import sample
+
+
+class ModelExecutor:
+    """Implements Executor with a decoder on one device. Owns the K/V storage.
+
+    Numbers are judged by the logits of each row's last token, also while its prompt is still being computed. That
+    token attends to the whole context in every layer, so a NaN anywhere in the row's K/V shows there, in the step in
+    which it arose and before the scheduler commits the blocks. It costs one row of the output projection a chunk.
+    """
+
+    def __init__(self, decoder: Decoder, kv_layers: list[KVLayer], attention: AttentionBackend) -> None:
+        self._decoder = decoder
+        self._kv_layers = kv_layers
+        self._attention = attention
+        self._block_size = kv_layers[0].key.shape[2]
+        self._device = kv_layers[0].key.device
+
+    def execute(self, batch: ScheduledBatch) -> SampledTokens:
+        """See Executor.execute. A row whose logits are not finite gets token 0 and no logprobs in all its slots."""
+        with torch.inference_mode():
+            if batch.copies:
+                self._copy_blocks(batch.copies)
+            if not batch.rows:
+                return SampledTokens(token_ids=[], logprobs=[], is_finite=[])
+            forward_batch = build_forward_batch(batch, self._block_size, self._device)
+            logits = self._decoder.forward(forward_batch, self._kv_layers, self._attention)  # [R, vocab]
+            # The extremes of a row with a NaN are NaN; two reductions read it faster than isfinite().all() does.
+            is_finite = (logits.amax(dim=-1).isfinite() & logits.amin(dim=-1).isfinite()).tolist()
+            if not all(is_finite):
+                self._zero_written_slots(forward_batch, is_finite)
+            return self._sample(batch, logits, is_finite)
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        sources = torch.tensor([copy.source for copy in copies], device=self._device)
+        destinations = torch.tensor([copy.destination for copy in copies], device=self._device)
+        self._attention.copy_blocks(self._kv_layers, sources, destinations)
+
+    def _zero_written_slots(self, forward_batch: ForwardBatch, is_finite: list[bool]) -> None:
+        """Zero what the bad rows wrote: a masked slot still enters a product, and 0 times NaN is NaN."""
+        lengths = torch.tensor(forward_batch.query_lengths, device=self._device)
+        is_bad = ~torch.tensor(is_finite, device=self._device).repeat_interleave(lengths)  # [T]
+        slots = forward_batch.slot_mapping[is_bad]
+        block_ids, offsets = slots // self._block_size, slots % self._block_size
+        for layer in self._kv_layers:
+            layer.key[block_ids, :, offsets] = 0
+            layer.value[block_ids, :, offsets] = 0
+
+    def _sample(self, batch: ScheduledBatch, logits: torch.Tensor, is_finite: list[bool]) -> SampledTokens:
+        slots: list[SampleSlot] = []
+        row_of_slot: list[int] = []
+        is_drawn: list[bool] = []
+        for index, row in enumerate(batch.rows):
+            is_drawn += [is_finite[index]] * len(row.samples)
+            if is_finite[index]:
+                slots += row.samples
+                row_of_slot += [index] * len(row.samples)
+        if row_of_slot != list(range(len(batch.rows))):
+            logits = logits.index_select(0, torch.tensor(row_of_slot, dtype=torch.int64, device=self._device))
+        drawn_ids, drawn_logprobs = sample(logits, slots)
+        token_ids: list[int] = [0] * len(is_drawn)
+        logprobs: list[TokenLogprobs | None] = [None] * len(is_drawn)
+        drawn = (position for position, is_in in enumerate(is_drawn) if is_in)
+        for position, token_id, entry in zip(drawn, drawn_ids, drawn_logprobs, strict=True):
+            token_ids[position], logprobs[position] = token_id, entry
+        return SampledTokens(token_ids=token_ids, logprobs=logprobs, is_finite=is_finite)

@@ -1,0 +1,116 @@
+"""Bring a model up: choose device, dtype, lengths and blocks, load the weights, allocate the cache."""
+
+from dataclasses import dataclass
+
+import torch
+
+from radixserve.attention.paged_sdpa import PagedSdpaBackend
+from radixserve.config import EngineConfig
+from radixserve.errors import ConfigError
+from radixserve.model.loader import load_model, read_model_config
+from radixserve.model_path import resolve_model_path
+from radixserve.runner.context_length import choose_max_model_len
+from radixserve.runner.executor import Executor
+from radixserve.runner.kv_storage import (
+    allocate_kv_layers,
+    asked_num_blocks,
+    bytes_per_block,
+    check_blocks_fit,
+    default_num_blocks,
+)
+from radixserve.runner.memory import device_memory
+from radixserve.runner.model_executor import ModelExecutor
+
+# A step should keep the device busy and yet not hold up the sequences that only wait for their next token.
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True, frozen=True)
+class StartedExecutor:
+    """An executor that is ready to run, and what was chosen for it.
+
+    max_model_len, num_blocks, max_num_batched_tokens: the settings, or what start-up chose in their place.
+    device: cpu or cuda. eos_token_ids: any of them ends an answer. notices: what start-up lowered, a sentence each.
+    """
+
+    executor: Executor
+    architecture: str
+    dtype: str
+    device: str
+    max_model_len: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    bytes_per_block: int
+    notices: tuple[str, ...]
+
+
+def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecutor:
+    """Load the model and allocate its cache.
+
+    Raises ConfigError for settings that the model or the machine cannot meet, before the weights are read wherever
+    they are not needed to know; ModelLoadError for a model that cannot be read.
+    """
+    device = choose_device(config)
+    dtype = choose_dtype(config, device)
+    path = resolve_model_path(config.model)
+    model = read_model_config(path)
+    block_bytes = bytes_per_block(model, config.block_size, dtype)
+    num_blocks = asked_num_blocks(config, block_bytes)
+    if num_blocks is not None:
+        check_blocks_fit(num_blocks, block_bytes, device_memory(device), device)
+    num_pool_tokens = None if num_blocks is None else num_blocks * config.block_size
+    choose_max_model_len(config.max_model_len, model, num_pool_tokens)
+
+    try:
+        decoder = load_model(path, model, dtype=dtype, device=device, show_progress=show_progress)
+        memory = device_memory(device)
+        if num_blocks is None:
+            num_blocks = default_num_blocks(config, block_bytes, memory, device)
+        check_blocks_fit(num_blocks, block_bytes, memory, device)
+        max_model_len, notices = choose_max_model_len(config.max_model_len, model, num_blocks * config.block_size)
+        kv_layers = allocate_kv_layers(
+            model, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"the {device.type} ran out of memory for the model: {error}") from error
+    attention = PagedSdpaBackend(block_size=config.block_size, num_kv_heads=model.num_kv_heads)
+    return StartedExecutor(
+        executor=ModelExecutor(decoder, kv_layers, attention),
+        architecture=model.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device.type,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        num_blocks=num_blocks,
+        bytes_per_block=block_bytes,
+        notices=tuple(notices),
+    )
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """Return the device to run on. Raises ConfigError if a setting needs a GPU and none will be used."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("--device is cuda, but torch finds no CUDA device here; give --device cpu")
+    if config.device == "cpu" or not has_cuda:
+        if config.gpu_memory_utilization is not None:
+            raise ConfigError(
+                "--gpu-memory-utilization needs a GPU, and the model runs on the CPU; give --kv-cache-memory"
+            )
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of weights, activations and K/V; auto is the fastest that is safe on the device."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16

@@ -1,0 +1,157 @@
+"""Streams of an AsyncEngine: what a reader gets, and what is left when it goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from radixserve.config import EngineConfig
+from radixserve.engine import async_engine
+from radixserve.engine.answer import GenerationResult
+from radixserve.engine.async_engine import AsyncEngine
+from radixserve.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestFailed,
+    RequestTimeout,
+)
+from radixserve.protocol import ResetCache
+from radixserve.sampling_params import SamplingParams
+from tests.stub import always, counting
+from tests.stub_engine import stub_engine
+
+pytestmark = pytest.mark.anyio
+ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=400)
+SHORT = SamplingParams(temperature=0.0, max_tokens=4)
+
+
+@asynccontextmanager
+async def running(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def collect(engine: AsyncEngine, prompt: list[int] | str, params: SamplingParams) -> GenerationResult:
+    result = GenerationResult.empty(list(prompt) if not isinstance(prompt, str) else [], params.n)
+    async for delta in engine.generate(prompt, params):
+        result.add(delta)
+    return result
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def is_idle(engine: AsyncEngine) -> bool:
+    stats = engine.stats
+    return stats.num_running == stats.num_waiting == stats.cache.num_in_use_blocks == 0
+
+
+async def test_concurrent_requests_get_their_own_answers(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, counting(200))) as engine:
+        alone = [await collect(engine, [i, i + 1, 5], SHORT) for i in range(10)]
+        together = await asyncio.gather(*(collect(engine, [i, i + 1, 5], SHORT) for i in range(10)))
+        assert [result.answers for result in together] == [result.answers for result in alone]
+        text = await collect(engine, "ab", SHORT)
+        assert text.answers == (await collect(engine, [97, 98], SHORT)).answers
+
+
+async def test_generate_starts_an_engine_that_was_not_started(tokenizer) -> None:
+    engine = stub_engine(tokenizer, always(65))
+    assert (await collect(engine, "x", SHORT)).answers[0].text == "AAAA"
+    await engine.close()
+
+
+async def test_a_reader_that_leaves_frees_every_block(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        async with aclosing(engine.generate([1] * 40, ENDLESS)) as deltas:
+            async for delta in deltas:
+                if delta.token_ids:
+                    break
+        await until(lambda: is_idle(engine))
+
+
+async def test_a_cancelled_reader_frees_every_block(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        reader = asyncio.create_task(collect(engine, [1] * 40, ENDLESS))
+        await until(lambda: engine.stats.num_running == 1)
+        reader.cancel()
+        await until(lambda: is_idle(engine))
+
+
+async def test_a_reader_that_stops_reading_is_ended(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        deltas = engine.generate([1] * 40, ENDLESS)
+        await anext(deltas)
+        monkeypatch.setattr(async_engine, "MAX_READER_DELAY", 0.0)
+        await until(lambda: is_idle(engine))
+        with pytest.raises(RequestFailed, match="nobody read"):
+            await anext(deltas)
+
+
+async def test_a_request_over_the_time_limit_ends_with_an_error(tokenizer) -> None:
+    config = EngineConfig(request_timeout=0.05)
+    async with running(stub_engine(tokenizer, always(65), config=config, max_model_len=4096, num_blocks=300)) as engine:
+        with pytest.raises(RequestTimeout):
+            await collect(engine, [1], SamplingParams(temperature=0.0, max_tokens=4000))
+        await until(lambda: is_idle(engine))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ([], InvalidRequest),
+        ([1] * 512, PromptTooLong),
+        ([1] * 2000, PromptTooLong),
+        ([-1], InvalidRequest),
+        ([259], InvalidRequest),
+    ],
+)
+async def test_a_prompt_that_cannot_be_answered_is_refused(tokenizer, prompt: list[int], error: type) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        with pytest.raises(error):
+            await collect(engine, prompt, SHORT)
+        assert (await collect(engine, [258] + [1] * 510, SHORT)).answers[0].finish_reason == "length"
+
+
+async def test_a_full_queue_raises(tokenizer) -> None:
+    config = EngineConfig(max_num_seqs=1, max_queued_requests=1)
+    async with running(stub_engine(tokenizer, always(65), config=config)) as engine:
+        outcomes = await asyncio.gather(*(collect(engine, [i], SHORT) for i in range(4)), return_exceptions=True)
+        assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 3
+
+
+async def test_a_draining_engine_ends_what_runs_and_takes_no_more(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        reader = asyncio.create_task(collect(engine, [1], SHORT))
+        await until(lambda: engine.stats.num_running == 1)
+        engine.drain()
+        with pytest.raises(EngineUnavailable, match="draining"):
+            await collect(engine, [1], SHORT)
+        assert (await reader).answers[0].finish_reason == "length"
+
+
+async def test_closing_ends_open_streams_with_an_error(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        reader = asyncio.create_task(collect(engine, [1], ENDLESS))
+        await until(lambda: engine.stats.num_running == 1)
+        await engine.close()
+        with pytest.raises(EngineUnavailable):
+            await reader
+
+
+async def test_a_reset_says_what_it_dropped(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        await collect(engine, [1] * 40, SHORT)
+        reply = await engine.control(ResetCache())
+        assert reply.num_dropped_blocks == 3
+        assert reply.num_kept_blocks == 0
+        await until(lambda: engine.stats.cache.num_free_blocks == 64)
