@@ -2,11 +2,12 @@
 
 import argparse
 import asyncio
+import contextlib
+import importlib
 import io
 import re
 import sys
 import time
-from contextlib import aclosing
 from typing import TextIO
 
 from rich.console import Console
@@ -31,7 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class Terminal:
     """Where a conversation is read and written: answers alone on stdout, everything else on stderr.
 
-    A script, which is a stdin that is no terminal, gets no prompts.
+    is_interactive: stdin is a terminal, which gets a prompt; otherwise it is a script.
     """
 
     def __init__(self, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
@@ -39,6 +40,9 @@ class Terminal:
         self._stdout = stdout
         self._console = Console(file=stderr, highlight=False, soft_wrap=True)
         self.is_interactive = stdin.isatty()
+        if self.is_interactive:
+            with contextlib.suppress(ImportError):  # not on every platform
+                importlib.import_module("readline")  # gives input() a history and keys to edit with
 
     def read_line(self) -> str | None:
         """Return the next line without its end; None after the last one."""
@@ -109,11 +113,16 @@ class Conversation:
         self._history: list[Message] = []
 
     def run(self) -> None:
-        """Go on until the input ends or /exit. Raises RadixServeError in a script; on a terminal it is shown."""
+        """Go on until the input ends or /exit.
+
+        On a terminal, Ctrl-C and a RadixServeError end one answer; in a script they are raised.
+        """
         while True:
             try:
                 line = self._terminal.read_line()
             except KeyboardInterrupt:
+                if not self._terminal.is_interactive:
+                    raise
                 self._terminal.note("\nCtrl-D or /exit ends the chat")
                 continue
             if line is None:
@@ -147,6 +156,8 @@ class Conversation:
         try:
             self._runner.run(self._stream([*self._history, question], answer))
         except KeyboardInterrupt:
+            if not self._terminal.is_interactive:
+                raise
             stopped = "stopped: "
         except RadixServeError as error:
             if not self._terminal.is_interactive:
@@ -160,7 +171,7 @@ class Conversation:
 
     async def _stream(self, history: list[Message], answer: Answer) -> None:
         system = [] if self._system is None else [Message("system", self._system)]
-        async with aclosing(self._responder.answer([*system, *history])) as parts:
+        async with contextlib.aclosing(self._responder.answer([*system, *history])) as parts:
             async for part in parts:
                 answer.add(part)
                 self._terminal.write(part.text)

@@ -9,20 +9,10 @@ from starlette.responses import JSONResponse
 
 from radixserve.cli import chat
 from radixserve.cli.main import main
+from tests.cli.keyboard import type_in
 from tests.fake_server import FakeServer, serving
 
 GONE_SECONDS = 10
-
-
-class Typed(io.StringIO):
-    """A stdin that says it is a terminal, or a script."""
-
-    def __init__(self, text: str, *, is_terminal: bool) -> None:
-        super().__init__(text)
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
 
 
 @pytest.fixture
@@ -34,8 +24,22 @@ def fake() -> Iterator[FakeServer]:
 def chat_with(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, lines: str, *flags: str, is_terminal: bool = False
 ) -> int:
-    monkeypatch.setattr("sys.stdin", Typed(lines, is_terminal=is_terminal))
+    type_in(monkeypatch, lines, is_terminal=is_terminal)
     return main(["chat", "--base-url", fake.url, "--max-tokens", "4", *flags])
+
+
+def interrupt_after(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Press Ctrl-C as soon as this much has been shown, once."""
+    shown: list[str] = []
+    write = chat.Terminal.write
+
+    def write_and_interrupt(terminal: chat.Terminal, piece: str) -> None:
+        write(terminal, piece)
+        shown.append(piece)
+        if "".join(shown) == text:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(chat.Terminal, "write", write_and_interrupt)
 
 
 def contents(body: dict[str, list[dict[str, str]]]) -> list[tuple[str, str]]:
@@ -85,35 +89,25 @@ def test_ctrl_c_stops_the_answer_keeps_its_text_and_leaves_the_server(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake.held_calls = {1}
-    shown: list[str] = []
-    write = chat.Terminal.write
-
-    def write_and_interrupt(terminal: chat.Terminal, text: str) -> None:
-        write(terminal, text)
-        shown.append(text)
-        if "".join(shown) == "Hello there, friend":
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(chat.Terminal, "write", write_and_interrupt)
-    assert chat_with(fake, monkeypatch, "one\ntwo\n") == 0
+    interrupt_after("Hello there, friend", monkeypatch)
+    assert chat_with(fake, monkeypatch, "one\ntwo\n", is_terminal=True) == 0
     assert "stopped: " in capsys.readouterr().err
     assert contents(fake.bodies[1]) == [("user", "one"), ("assistant", "Hello there, friend"), ("user", "two")]
     assert fake.has_left.wait(GONE_SECONDS)
 
 
-def test_ctrl_c_at_the_prompt_does_not_end_the_chat(
+def test_ctrl_c_ends_a_script(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.held_calls = {1}
+    interrupt_after("Hello there, friend", monkeypatch)
+    assert chat_with(fake, monkeypatch, "one\ntwo\n") == 130
+    assert len(fake.bodies) == 1
+    assert fake.has_left.wait(GONE_SECONDS)
+
+
+def test_ctrl_c_at_the_prompt_does_not_end_the_chat_and_ctrl_d_does(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed: list[str | type[BaseException]] = [KeyboardInterrupt, "hi", EOFError]
-
-    def fake_input(_: str) -> str:
-        line = typed.pop(0)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    monkeypatch.setattr("builtins.input", fake_input)
-    assert chat_with(fake, monkeypatch, "", is_terminal=True) == 0
+    assert chat_with(fake, monkeypatch, "^C\nhi\n", is_terminal=True) == 0
     output = capsys.readouterr()
     assert output.out == "Hello there, friend\n"
     assert "fake/model at http://127.0.0.1" in output.err
@@ -125,8 +119,6 @@ def test_an_error_ends_a_script_and_leaves_a_terminal_chat_going(
     fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     fake.failing_calls = {1: JSONResponse({"error": {"message": "too long"}}, status_code=400)}
-    lines = iter(["one", "two"])
-    monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
     code = chat_with(fake, monkeypatch, "one\ntwo\n", is_terminal=is_terminal)
     assert "answered 400: too long" in capsys.readouterr().err
     assert code == (0 if is_terminal else 1)
