@@ -211,4 +211,8 @@ def make_responder(arguments: argparse.Namespace, config: EngineConfig | None) -
         if params.max_tokens is not None:
             settings["max_tokens"] = params.max_tokens
         return ServerResponder(Server(arguments.base_url, arguments.api_key), arguments.model, settings)
-    raise ConfigError("a chat without a server is not available yet; give --base-url")
+    # torch takes a second to import, which a chat with a server need not wait for.
+    from radixserve.cli.engine_responder import EngineResponder  # noqa: PLC0415
+    from radixserve.engine.in_process import in_process_engine  # noqa: PLC0415
+
+    return EngineResponder(in_process_engine(config, show_progress=sys.stderr.isatty()), params)
