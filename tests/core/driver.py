@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixserve.core.batch import BlockCopy
 from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -45,7 +46,7 @@ class Driver:
         self.running: list[Sequence] = []
         self.shadow: dict[tuple[int, int], Prefix | None] = {}
         self.num_copies = 0
-        self.sources: set[int] = set()
+        self.sources: dict[Sequence, int] = {}
 
     # What a scheduler does.
 
@@ -111,6 +112,7 @@ class Driver:
         self.cache.commit(sequence)
         self.cache.release(sequence)
         self.running.remove(sequence)
+        self.sources.pop(sequence, None)
         assert not sequence.block_table
         assert sequence.num_computed_tokens == sequence.num_committed_blocks == 0
 
@@ -141,15 +143,12 @@ class Driver:
 
     def execute(self, rows: list[tuple[Sequence, int]]) -> None:
         """Copy, then read and write K/V of each row, then advance and commit it."""
-        copies = self.cache.take_copies()
-        self.num_copies += len(copies)
-        self.sources = {copy.source for copy in copies}
-        assert len({copy.destination for copy in copies}) == len(copies)
+        copies = self.take_copies()
         contents = [self._block(copy.source) for copy in copies]
         for copy, content in zip(copies, contents, strict=True):
             for offset, prefix in enumerate(content):
                 self.shadow[copy.destination, offset] = prefix
-        self.check(self.sources)
+        self.check(self.sources.values())
         for sequence, num_tokens in rows:
             end = sequence.num_computed_tokens + num_tokens
             for position in range(sequence.num_computed_tokens, end):
@@ -158,6 +157,16 @@ class Driver:
         for sequence, num_tokens in rows:
             sequence.num_computed_tokens += num_tokens
             self.cache.commit(sequence)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Take the step's copies, and note in sources which sequence each is for."""
+        copies = self.cache.take_copies()
+        self.num_copies += len(copies)
+        assert len({copy.destination for copy in copies}) == len(copies)
+        for copy in copies:
+            (writer,) = [sequence for sequence in self.running if copy.destination in sequence.block_table]
+            self.sources[writer] = copy.source
+        return copies
 
     def end_step(self) -> None:
         self.cache.end_step()

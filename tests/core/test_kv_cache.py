@@ -1,5 +1,6 @@
 """Laws of the K/V cache, each on the smallest program that shows it."""
 
+import pickle
 from itertools import permutations
 
 import pytest
@@ -73,10 +74,21 @@ def test_pc_6_a_hit_does_not_depend_on_chunks(chunk: int) -> None:
 
 def test_pc_7_namespaces_share_nothing() -> None:
     driver = Driver(num_blocks=16, block_size=4)
-    driver.run(ids(10), namespace=b"a")
-    assert driver.num_cached(ids(10), namespace=b"a") == 9
-    assert driver.num_cached(ids(10), namespace=b"ab") == 0
-    assert driver.num_cached(ids(10)) == 0
+    for namespace in (b"a", b"ab", b""):
+        assert driver.run(ids(10), namespace=namespace) == 0
+    for namespace in (b"a", b"ab", b""):
+        assert driver.num_cached(ids(10), namespace=namespace) == 9
+
+
+def test_an_emptied_namespace_leaves_nothing_behind() -> None:
+    sizes = []
+    driver = Driver(num_blocks=16, block_size=4)
+    for num_namespaces in (1, 100):
+        for index in range(num_namespaces):
+            driver.run(ids(10), namespace=b"%d" % index)
+        driver.cache.reset()
+        sizes.append(len(pickle.dumps(driver.cache)))
+    assert sizes[1] < sizes[0] + 50
 
 
 def test_pc_9_an_answer_is_cached_for_the_next_turn_but_for_its_last_token() -> None:
@@ -296,6 +308,40 @@ def test_the_last_of_many_forks_writes_in_place() -> None:
     driver.check()
     assert driver.num_copies == 2
     assert driver.cache.stats().num_in_use_blocks == 4
+
+
+def test_a_fork_commits_what_its_parent_has_computed() -> None:
+    driver = Driver(num_blocks=10, block_size=4)
+    parent, child = make_sequence(ids(6)), make_sequence([*ids(6), 90])
+    assert driver.admit(parent, 6)
+    parent.num_computed_tokens = 6
+    driver.cache.fork(parent, child)
+    assert child.num_committed_blocks == parent.num_committed_blocks == 1
+    assert driver.cache.stats().num_tree_nodes == 1
+
+
+def test_a_fork_does_not_inherit_digests_of_tokens_it_does_not_share() -> None:
+    driver = Driver(num_blocks=10, block_size=4)
+    parent = driver.start(ids(6))
+    parent.token_ids.extend([80, 81])
+    digest = driver.cache.next_digest(parent, 1)
+    child = driver.fork(parent, [90, 91])
+    assert driver.cache.next_digest(child, 0) == driver.cache.next_digest(parent, 0)
+    assert driver.cache.next_digest(child, 1) != digest
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_copy_source_stays_in_use_though_its_last_holder_goes(prefix_cache: bool) -> None:
+    driver = Driver(num_blocks=10, block_size=4, prefix_cache=prefix_cache)
+    parent = driver.start(ids(6))
+    child = driver.fork(parent, [90])
+    assert driver.extend(child, 1)
+    driver.execute([(child, 1)])
+    driver.finish(parent)
+    assert driver.cache.stats().num_in_use_blocks == 3
+    driver.end_step()
+    assert driver.cache.stats().num_in_use_blocks == 2
+    driver.check()
 
 
 def test_a_copy_source_counts_as_in_use_until_the_step_ends() -> None:

@@ -73,7 +73,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         sequence = self.new_sequence(prompt, namespace)
         self.waiting.append(sequence)
         while sequence.num_uncomputed_tokens and self.make_room(sequence, chunk, None):
-            self.driver.compute(sequence, min(chunk, sequence.num_uncomputed_tokens))
+            self.driver.execute([(sequence, min(chunk, sequence.num_uncomputed_tokens))])
+            self.end_step()
         if sequence in self.running and ends:
             self.end(sequence)
 
@@ -86,30 +87,32 @@ class KVCacheMachine(RuleBasedStateMachine):
         """
         rows = self.schedule(plan, {s: self.check_match(s) for s in self.waiting} if keeps_matches else {})
         self.driver.execute(list(rows.items()))
-        self.note_held()
         for sequence in list(rows)[:num_ended]:
             self.end(sequence)
-        self.driver.end_step()
+        self.end_step()
 
     @precondition(lambda self: self.running or self.waiting)
     @rule(plan=plans, are_copies_taken=st.booleans())
     def fail_a_step(self, plan: Plan, are_copies_taken: bool) -> None:
         """Rows get room, but nothing is copied or computed: the step raised. All of them end."""
         rows = self.schedule(plan, {})
-        for copy in self.driver.cache.take_copies() if are_copies_taken else []:
+        for copy in self.driver.take_copies() if are_copies_taken else []:
             for offset in range(self.driver.block_size):
                 self.driver.shadow[copy.destination, offset] = None
         for sequence in rows:
             self.end(sequence)
         assert not self.driver.cache.take_copies()
-        self.driver.end_step()
+        self.end_step()
+        if not are_copies_taken:
+            # Nobody said which blocks were held as sources.
+            self.last_held = dict.fromkeys(range(self.driver.num_blocks), next(self.clock))
 
     @precondition(lambda self: self.running)
     @rule(index=indices, token_ids=st.lists(st.integers(0, 1), max_size=3))
     def fork(self, index: int, token_ids: list[int]) -> None:
         in_use = self.driver.cache.stats().num_in_use_blocks
         self.driver.fork(self.running[index % len(self.running)], token_ids)
-        assert self.driver.cache.stats().num_in_use_blocks == in_use
+        assert self.driver.cache.stats().num_in_use_blocks <= in_use
 
     @precondition(lambda self: self.running)
     @rule(index=indices, is_preempted=st.booleans())
@@ -224,10 +227,14 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.prompts.append(sequence.token_ids.tolist())
         self.driver.finish(sequence)
 
+    def end_step(self) -> None:
+        self.note_held()
+        self.driver.end_step()
+
     def note_held(self) -> None:
         """Remember when each block was last held, by a sequence or as the source of a copy."""
         now = next(self.clock)
-        self.last_held.update(dict.fromkeys(self.driver.sources, now))
+        self.last_held.update(dict.fromkeys(self.driver.sources.values(), now))
         for sequence in self.running:
             for block_id in sequence.block_table:
                 self.last_held[block_id] = now
