@@ -1,0 +1,132 @@
+"""POST /v1/chat/completions."""
+
+import anyio.to_thread
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+
+from radixserve.api.answers import Answer
+from radixserve.api.body import decode_body, read_body
+from radixserve.api.generation import Choice, Generation
+from radixserve.api.logprobs import chat_logprobs
+from radixserve.api.messages import encode_messages
+from radixserve.api.options import includes_usage, namespace_of
+from radixserve.api.prompts import BudgetFields, fit_budget
+from radixserve.api.records import record_of
+from radixserve.api.requests import ChatRequest
+from radixserve.api.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Usage,
+)
+from radixserve.api.sampling import budget_field, chat_sampling_params
+from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.errors import InvalidRequest
+from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+
+async def chat_completions(request: Request) -> Answer:
+    """Answer a conversation."""
+    service = service_of(request)
+    ready = service.ready()
+    body = await read_body(request)
+    tenant = record_of(request.scope).tenant
+    generation = await anyio.to_thread.run_sync(_prepare, body, service, ready, tenant)
+    return Answer(
+        service, generation, ChatFormat(service.new_head("chatcmpl", ready), generation, service.engine.tokenizer)
+    )
+
+
+def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> Generation:
+    """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
+    request = decode_body(body, ChatRequest, service.field_check)
+    service.check_model(request.model, ready)
+    params = chat_sampling_params(request, ready)
+    namespace = namespace_of(tenant, request.cache_salt)
+    usage_is_included = includes_usage(request)
+    prompt = encode_messages(request.messages, request, service.engine.tokenizer)
+    if not prompt:
+        raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+    fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
+    return Generation(
+        prompts=[prompt],
+        params=fit_budget([prompt], params, ready.max_model_len, fields),
+        namespace=namespace,
+        is_streamed=request.stream or False,
+        includes_usage=usage_is_included,
+        returns_token_ids=request.return_token_ids or False,
+    )
+
+
+class ChatFormat:
+    """The JSON of a chat answer."""
+
+    def __init__(self, head: HeadFields, generation: Generation, tokenizer: Tokenizer) -> None:
+        self._head = head
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()
+
+    def chunk(self, index: int, delta: Delta) -> bytes | None:
+        """Return a chunk; the first of each choice names the role, the first of all the prompt's ids if wanted."""
+        returns_token_ids = self._generation.returns_token_ids
+        is_first = index not in self._begun
+        if not (is_first or delta.text or delta.logprobs or delta.finish_reason or returns_token_ids):
+            return None
+        is_first_of_all = not self._begun
+        self._begun.add(index)
+        choice = ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(
+                role="assistant" if is_first else UNSET, content=delta.text if delta.text or is_first else UNSET
+            ),
+            logprobs=self._logprobs(delta.logprobs),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
+            token_ids=delta.token_ids if returns_token_ids else UNSET,
+        )
+        return msgspec.json.encode(
+            ChatChunk(
+                **self._head,
+                choices=[choice],
+                usage=None if self._generation.includes_usage else UNSET,
+                prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
+            )
+        )
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """Return the chunk without choices that ends a stream."""
+        return msgspec.json.encode(ChatChunk(**self._head, choices=[], usage=usage))
+
+    def body(self, choices: list[Choice], usage: Usage) -> bytes:
+        """Return the whole answer."""
+        returns_token_ids = self._generation.returns_token_ids
+        return msgspec.json.encode(
+            ChatCompletion(
+                **self._head,
+                choices=[
+                    ChatChoice(
+                        index=choice.index,
+                        message=ChatMessage("assistant", choice.text),
+                        logprobs=self._logprobs(choice.logprobs),
+                        finish_reason=choice.finish_reason,
+                        stop_reason=choice.stop_reason,
+                        token_ids=choice.token_ids if returns_token_ids else UNSET,
+                    )
+                    for choice in choices
+                ],
+                usage=usage,
+                prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
+            )
+        )
+
+    def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
+        if self._generation.params.logprobs is None:
+            return None
+        return chat_logprobs(entries or [], self._tokenizer)

@@ -1,0 +1,105 @@
+"""The fields that the server knows of but does not act on: refused by name, or accepted with a reason."""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from radixserve.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedField:
+    """A field that would change the answer, or promises something. neutral: the values that ask for nothing."""
+
+    meaning: str
+    neutral: tuple[Any, ...] = ()
+
+
+# null is always neutral.
+UNSUPPORTED_FIELDS = {
+    "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
+    "audio": UnsupportedField("asks for sound"),
+    "bad_words": UnsupportedField("bans words from the answer", ([],)),
+    "beam_width": UnsupportedField("sets the width of a beam search"),
+    "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
+    "chat_template": UnsupportedField("replaces the model's chat template for one request"),
+    "documents": UnsupportedField("adds documents to the prompt", ([],)),
+    "early_stopping": UnsupportedField("ends a beam search early", (False,)),
+    "echo": UnsupportedField("repeats the prompt in the answer", (False,)),
+    "function_call": UnsupportedField("chooses a function", ("none", "auto")),
+    "functions": UnsupportedField("offers functions to the model", ([],)),
+    "guided_choice": UnsupportedField("limits the answer to choices"),
+    "guided_grammar": UnsupportedField("limits the answer to a grammar"),
+    "guided_json": UnsupportedField("limits the answer to a JSON schema"),
+    "guided_regex": UnsupportedField("limits the answer to a regular expression"),
+    "length_penalty": UnsupportedField("weighs the length of beams", (1,)),
+    "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
+    "priority": UnsupportedField("moves the request in the queue", (0,)),
+    "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
+    "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
+    "prompt_logprobs": UnsupportedField("asks for log-probabilities of the prompt"),
+    "response_format": UnsupportedField("limits the form of the answer", ({"type": "text"},)),
+    "session_id": UnsupportedField("ties requests to a session"),
+    "structured_outputs": UnsupportedField("limits the form of the answer"),
+    "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
+    "truncate_prompt_tokens": UnsupportedField("cuts the prompt"),
+    "use_beam_search": UnsupportedField("asks for beam search", (False,)),
+    "web_search_options": UnsupportedField("asks for a web search"),
+}
+
+# These change no answer, here or elsewhere: clients send them as a matter of course.
+NO_OP_FIELDS = {
+    "metadata": "a label for a store of answers; nothing is stored here",
+    "parallel_tool_calls": "says how many tools a turn may call; there are none to call yet",
+    "prediction": "a hint for speed",
+    "prompt_cache_key": "a hint for routing to a cache; prefixes are found by their tokens",
+    "reasoning_effort": "the models served here have no levels of effort",
+    "safety_identifier": "names an end user",
+    "service_tier": "there is one tier",
+    "store": "nothing is stored here",
+    "user": "names an end user",
+    "verbosity": "the models served here have no levels of verbosity",
+}
+
+
+class FieldCheck:
+    """Checks the fields of requests, and remembers which unknown ones it has logged."""
+
+    # A caller chooses the names, so what is remembered of them is bounded, in number and in length.
+    MAX_LOGGED = 256
+    MAX_NAME_LENGTH = 64
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def check(self, fields: Mapping[str, msgspec.Raw], *, known: Collection[str]) -> None:
+        """Refuse fields that are not supported yet, unless their value asks for nothing; log unknown ones once each.
+
+        fields: a request's own, undecoded. known: those that the request's type reads; they are not looked at.
+        Raises InvalidRequest with the field's name as param.
+        """
+        for name in fields.keys() - known:
+            if name in UNSUPPORTED_FIELDS:
+                _check_neutral(name, msgspec.json.decode(fields[name]))
+            elif name not in NO_OP_FIELDS:
+                self._log_unknown(name[: self.MAX_NAME_LENGTH])
+
+    def _log_unknown(self, name: str) -> None:
+        if name not in self._logged and len(self._logged) < self.MAX_LOGGED:
+            self._logged.add(name)
+            logger.warning("ignoring the unknown request field %r", name)
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    field = UNSUPPORTED_FIELDS[name]
+    # bool is compared by type as well, since False == 0 in Python and not in JSON.
+    if value is None or any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in field.neutral
+    ):
+        return
+    raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)

@@ -1,0 +1,131 @@
+"""One generating request: its prompts, the deltas of all its answers, and what they add up to."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from radixserve.api.responses import PromptTokensDetails, Usage
+from radixserve.engine.async_engine import AsyncEngine
+from radixserve.protocol import Delta, FinishReason, TokenLogprobs
+from radixserve.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
+
+    namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
+    stream_options.include_usage and return_token_ids.
+    """
+
+    prompts: list[list[int]]
+    params: SamplingParams
+    namespace: bytes
+    is_streamed: bool
+    includes_usage: bool
+    returns_token_ids: bool
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, as far as it has come."""
+
+    index: int
+    text_pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.text_pieces)
+
+    def add(self, delta: Delta) -> None:
+        """Append what a step added."""
+        self.text_pieces.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or []
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+class UsageCounter:
+    """Counts the tokens of a request: each prompt once, all answers."""
+
+    def __init__(self, prompts: list[list[int]]) -> None:
+        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_cached_tokens: dict[int, int] = {}
+        self._num_completion_tokens = 0
+
+    def add(self, prompt_index: int, delta: Delta) -> None:
+        """Count a delta of an answer to prompts[prompt_index]."""
+        self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
+        self._num_completion_tokens += len(delta.token_ids)
+
+    def usage(self) -> Usage:
+        """Return the sums so far."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens.values())),
+        )
+
+
+async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield (index of the prompt, delta) until every answer is finished. Closing it aborts what is left at once.
+
+    Raises RequestError if any prompt's request fails; the others are aborted.
+    """
+    streams = [
+        engine.generate(prompt, generation.params, namespace=generation.namespace) for prompt in generation.prompts
+    ]
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+    else:
+        async with aclosing(_merge(streams)) as pairs:
+            async for pair in pairs:
+                yield pair
+
+
+class _Ended:
+    """A stream of _merge is at its end."""
+
+
+async def _merge(streams: Iterable[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield (index of the stream, item) as items come; the first error ends all streams."""
+    # Unbounded, but it cannot hold more than the answers' tokens.
+    queue: asyncio.Queue[tuple[int, T | _Ended | Exception]] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    queue.put_nowait((index, item))
+            queue.put_nowait((index, _Ended()))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(pumps)
+        while num_open:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item, _Ended):
+                num_open -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.wait(pumps)

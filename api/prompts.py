@@ -1,0 +1,101 @@
+"""Prompts as token ids, checked before the engine sees them. Slow for long texts: call it off the event loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from radixserve.errors import InvalidRequest, PromptTooLong
+from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+MAX_PROMPTS = 128
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetFields:
+    """How a request speaks of its length: the fields of prompt and budget, and whether a budget is only a bound."""
+
+    prompt: str
+    budget: str
+    clamp: bool
+
+
+def split_prompts(prompt: str | list[str | int | list[int]] | None) -> list[Prompt]:
+    """Return the prompts that a completion request names: one text, one list of ids, or a list of one of the two.
+
+    None is an empty text. Raises InvalidRequest for an empty list, a mixed one, and more than MAX_PROMPTS.
+    """
+    if not isinstance(prompt, list):
+        return [prompt or ""]
+    if not prompt:
+        raise InvalidRequest("prompt is an empty list", param="prompt")
+    token_ids = [entry for entry in prompt if isinstance(entry, int)]
+    prompts = [entry for entry in prompt if not isinstance(entry, int)]
+    if token_ids and not prompts:
+        return [token_ids]
+    if token_ids or len({type(entry) for entry in prompts}) > 1:
+        raise InvalidRequest("prompt mixes texts, token ids and lists of token ids; send one kind", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt has {len(prompts)} entries; it may have {MAX_PROMPTS}", param="prompt")
+    return prompts
+
+
+def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
+    """Return the token ids of each prompt; an empty text becomes the token that begins a text.
+
+    Raises InvalidRequest, with the index of the prompt, for ids outside the vocabulary and for an empty prompt.
+    """
+    encoded = []
+    for index, prompt in enumerate(prompts):
+        path = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+        if isinstance(prompt, str):
+            token_ids = tokenizer.encode(prompt)
+            if not token_ids and tokenizer.bos_token_id is not None:
+                token_ids = [tokenizer.bos_token_id]
+        else:
+            token_ids = prompt
+            check_token_ids(token_ids, path, vocab_size)
+        if not token_ids:
+            raise InvalidRequest(f"{path} is empty, and the model has no token to begin a text with", param="prompt")
+        encoded.append(token_ids)
+    return encoded
+
+
+def check_token_ids(token_ids: list[int], path: str, vocab_size: int) -> None:
+    """Raise InvalidRequest, naming the first one, for ids outside the vocabulary."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        position, token_id = next(
+            (position, token_id) for position, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size
+        )
+        raise InvalidRequest(
+            f"{path} holds the token id {token_id} at position {position}; token ids are 0 to {vocab_size - 1}",
+            param=path.partition("[")[0],
+        )
+
+
+def fit_budget(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, max_model_len: int, fields: BudgetFields
+) -> SamplingParams:
+    """Return params with a budget that fits the context beside the longest prompt.
+
+    Raises PromptTooLong if a prompt leaves no room for a token of the answer, or less room than was asked for where
+    that is not clamped.
+    """
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    num_tokens = len(prompts[longest])
+    path = fields.prompt if len(prompts) == 1 else f"{fields.prompt}[{longest}]"
+    budget = params.max_tokens
+    asked = f"{fields.budget} is {budget}" if budget is not None else f"{fields.budget} is not set"
+    takes = f"the model takes {max_model_len} tokens, prompt and answer together"
+    facts = f"{path} has {num_tokens} tokens and {asked}; {takes}"
+    if num_tokens >= max_model_len:
+        raise PromptTooLong(f"{facts}; shorten the prompt", param=fields.prompt)
+    room = max_model_len - num_tokens
+    if budget is None or budget <= room:
+        return params
+    if not fields.clamp:
+        raise PromptTooLong(f"{facts}; send at most {room}", param=fields.budget)
+    return msgspec.structs.replace(params, max_tokens=room)

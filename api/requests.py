@@ -1,0 +1,122 @@
+"""The bodies of requests, as they come: types only. null and absent are the same everywhere."""
+
+from typing import Any
+
+import msgspec
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message's content; only text is taken."""
+
+    type: str
+    text: str | None = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class FunctionCall(msgspec.Struct):
+    """The function that an earlier answer called, arguments as a JSON text or as an object."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    """One call of a tool in an earlier answer."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    audio: Any = None
+    function_call: Any = None
+    cache_control: Any = None
+
+
+class StreamOptions(msgspec.Struct):
+    """include_obfuscation is taken and changes nothing: no padding is ever added."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """POST /v1/completions. prompt: text, token ids, or a list of one of the two."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: of a text, or of messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class ResetCacheRequest(msgspec.Struct):
+    """POST /v1/cache/reset takes no fields; an empty body is one too."""

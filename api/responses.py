@@ -1,0 +1,230 @@
+"""The bodies of answers. UNSET leaves a key out; None is sent as null."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from radixserve.protocol import FinishReason
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """cached_tokens: prompt tokens whose K/V were read from the cache and not computed for this request."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a request: a prompt counts once, however many answers it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A likely token of a position, its text decoded on its own. bytes: what that text is made of, exactly."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob, frozen=True):
+    """A token of the answer, and the most likely ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """One entry for each token."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """One entry for each token in every list. text_offset: characters of the answer before the token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """A piece of the answer."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer. stop_reason: the stop string, or the stop token other than the model's own end, that ended it."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One answer, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What all chunks of an answer share."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(AnswerHead, frozen=True, kw_only=True):
+    """A whole chat answer."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(AnswerHead, frozen=True, kw_only=True):
+    """One event of a streamed chat answer."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(AnswerHead, frozen=True, kw_only=True):
+    """A whole completion, or one event of a streamed one."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | list[list[int]] | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model that is served. max_model_len: tokens of prompt and answer together."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "radixserve"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The models that are served."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Token ids, and how many of them the model takes."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class CacheBlocks(msgspec.Struct, frozen=True):
+    """K/V blocks; free + cached + in_use == total, and pinned are among the cached."""
+
+    total: int
+    free: int
+    cached: int
+    in_use: int
+    pinned: int
+
+
+class CacheTokens(msgspec.Struct, frozen=True):
+    """Prompt tokens looked up, found, and given up, since the engine started. hit_rate is 0 before any look-up."""
+
+    queried: int
+    hit: int
+    hit_rate: float
+    evicted: int
+
+
+class CacheRequests(msgspec.Struct, frozen=True):
+    """Requests in the engine."""
+
+    running: int
+    waiting: int
+
+
+class CacheTree(msgspec.Struct, frozen=True):
+    """The radix tree's size."""
+
+    nodes: int
+    depth: int
+
+
+class CacheReport(msgspec.Struct, frozen=True):
+    """GET /v1/cache."""
+
+    block_size: int
+    blocks: CacheBlocks
+    tokens: CacheTokens
+    requests: CacheRequests
+    tree: CacheTree
+    tiers: list[str]
+
+
+class CacheReset(msgspec.Struct, frozen=True):
+    """POST /v1/cache/reset: blocks that were freed, and those that running requests still hold."""
+
+    dropped_blocks: int
+    kept_blocks: int
+
+
+class HealthStatus(msgspec.Struct, frozen=True):
+    """GET /health and /ready."""
+
+    status: str
+
+
+class VersionReport(msgspec.Struct, frozen=True):
+    """GET /version."""
+
+    version: str

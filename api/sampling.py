@@ -1,0 +1,109 @@
+"""A request's fields as SamplingParams."""
+
+from typing import Any
+
+from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from radixserve.errors import InvalidRequest
+from radixserve.protocol import EngineReady
+from radixserve.sampling_params import MAX_LOGPROBS, SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+# Fields that have the same name and meaning in both.
+_SHARED_FIELDS = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def chat_sampling_params(request: ChatRequest, ready: EngineReady) -> SamplingParams:
+    """Return the sampling settings of a chat; max_tokens None means until the model ends or the context is full.
+
+    Raises InvalidRequest with the field as param.
+    """
+    logprobs: int | None = None
+    if request.logprobs:
+        logprobs = request.top_logprobs or 0
+    elif request.top_logprobs is not None:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    _check_logprobs("top_logprobs", logprobs)
+    return _sampling_params(request, ready, max_tokens=_max_tokens(request), logprobs=logprobs)
+
+
+def completion_sampling_params(request: CompletionRequest, ready: EngineReady) -> SamplingParams:
+    """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
+    max_tokens = _max_tokens(request)
+    if max_tokens is None:
+        # A floor given by min_tokens says that more than the default is wanted.
+        max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
+    _check_logprobs("logprobs", request.logprobs)
+    return _sampling_params(request, ready, max_tokens=max_tokens, logprobs=request.logprobs)
+
+
+def budget_field(request: GenerationRequest) -> str:
+    """Return the name of the field that limits the answer; of the two the newer one counts."""
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _max_tokens(request: GenerationRequest) -> int | None:
+    name = budget_field(request)
+    budget: int | None = getattr(request, name)
+    if budget is not None and budget < 1:
+        raise InvalidRequest(f"{name} is {budget}; it must be at least 1", param=name)
+    return budget
+
+
+def _check_logprobs(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{name} is {value}; it must be from 0 to {MAX_LOGPROBS}", param=name)
+
+
+def _sampling_params(
+    request: GenerationRequest, ready: EngineReady, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    _check_tools(request)
+    _check_token_ids("logit_bias", request.logit_bias or (), ready.vocab_size)
+    _check_token_ids("stop_token_ids", request.stop_token_ids or (), ready.vocab_size)
+    given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
+    stop = request.stop if request.stop is not None else ()
+    params = SamplingParams(
+        **given,
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=logprobs,
+    )
+    if request.best_of is not None and request.best_of != params.n:
+        raise InvalidRequest(
+            f"best_of is {request.best_of}; only the value of n, {params.n} here, is supported", param="best_of"
+        )
+    return params
+
+
+def _check_token_ids(name: str, token_ids: Any, vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{name} names token {token_id}; token ids are 0 to {vocab_size - 1}", param=name)
+
+
+def _check_tools(request: GenerationRequest) -> None:
+    """Refuse tools that the model might have to call; with tool_choice "none" they do not enter the prompt."""
+    choice = request.tool_choice
+    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
+        raise InvalidRequest("tool_choice must be none, auto, required or a named tool", param="tool_choice")
+    if request.tools and choice != "none":
+        raise InvalidRequest('tools are not supported yet; leave them out or send tool_choice "none"', param="tools")
+    if not request.tools and choice not in (None, "none", "auto"):
+        raise InvalidRequest("tool_choice asks for a tool, but there are no tools", param="tool_choice")
