@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": VALUES | {"core.namespace", "tokenizer", "engine"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
+    "__main__": {"cli"},
     "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench"},
 }
 WITHOUT_TORCH = VALUES | {"core", "tokenizer", "api", "bench"}

@@ -1,7 +1,6 @@
 """The command `radixserve`."""
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +64,9 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     # A command's module is imported when it is chosen, so that --help and mistakes are answered at once.
     match arguments.command:
         case "serve":
-            config = engine_config(arguments, environment, SERVE_GROUPS)
-            return int(importlib.import_module("radixserve.cli.serve").run(config))
+            from radixserve.cli.serve import run as run_serve  # noqa: PLC0415
+
+            return run_serve(engine_config(arguments, environment, SERVE_GROUPS))
         case "chat":
             from radixserve.cli.chat import run as run_chat  # noqa: PLC0415
 
