@@ -40,9 +40,10 @@ async def served(engine: AsyncEngine) -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
+            # The engine first: it ends the streams that a failed test has left open, on which the server would wait.
+            await engine.close()
             server.should_exit = True
             await serving
-            await engine.close()
 
 
 def alphabet(context: Sequence[int]) -> Mapping[int, float]:
