@@ -1,5 +1,6 @@
 """API keys, and the tenants that they name."""
 
+import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixserve.api.error_responses import error_response
 from radixserve.api.records import record_of
+from radixserve.config import split_api_key
 from radixserve.errors import InvalidApiKey
 
 # Probes carry no key; neither does a browser's preflight, an OPTIONS request, which no route acts on.
@@ -21,10 +23,11 @@ class ApiKeys:
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
+        # Digests have one length, so that a comparison does not tell that of a key.
         self._keys: list[tuple[bytes, str | None]] = []
         for entry in entries:
-            tenant, _, key = entry.rpartition("=")
-            self._keys.append((key.encode(), tenant or None))
+            tenant, key = split_api_key(entry)
+            self._keys.append((_digest(key.encode()), tenant))
 
     def find_tenant(self, authorization: str | None) -> str | None:
         """Return the tenant of an Authorization header. Raises InvalidApiKey if it holds no known key."""
@@ -32,7 +35,7 @@ class ApiKeys:
             return None
         scheme, _, token = (authorization or "").partition(" ")
         # Headers come as Latin-1; keys are compared as the bytes that were sent.
-        sent = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        sent = _digest(token.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
         found: list[str | None] = []
         for key, tenant in self._keys:
             # Every key is compared, whichever fits, so that the time taken tells nothing.
@@ -41,6 +44,10 @@ class ApiKeys:
         if not found:
             raise InvalidApiKey("send a valid API key as 'Authorization: Bearer KEY'")
         return found[0]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 class RequireApiKey:

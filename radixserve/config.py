@@ -80,14 +80,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{' and '.join(given)} set the same thing; give one of them")
         if self.gpu_memory_utilization is not None and self.device == "cpu":
             raise ConfigError("--gpu-memory-utilization needs a GPU; with --device cpu give --kv-cache-memory")
-        if any(not entry.rpartition("=")[2] for entry in self.api_key):
-            raise ConfigError("an --api-key is empty; give KEY or tenant=KEY")
+        for entry in self.api_key:
+            split_api_key(entry)
 
     def _check_range(self, name: str, low: float, high: float | None) -> None:
         value = getattr(self, name)
         if value is not None and (value < low or (high is not None and value > high)):
             allowed = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {allowed}")
+
+
+def split_api_key(entry: str) -> tuple[str | None, str]:
+    """Return the tenant, None for one without a name, and the key of an --api-key entry, KEY or tenant=KEY.
+
+    The first = ends the tenant's name, so a named key may hold more of them, as base64 does at its end. Raises
+    ConfigError, which does not repeat the key.
+    """
+    tenant, separator, named_key = entry.partition("=")
+    key = named_key if separator else entry
+    if not key.strip("="):
+        raise ConfigError("an --api-key is empty; give KEY, or tenant=KEY if the key ends in '='")
+    return (tenant or None) if separator else None, key
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}

@@ -1,9 +1,11 @@
+"""Settings are checked when they are made."""
+
 import itertools
 from typing import Any
 
 import pytest
 
-from radixserve.config import EngineConfig
+from radixserve.config import EngineConfig, split_api_key
 from radixserve.errors import ConfigError
 
 SIZES: dict[str, Any] = {"kv_cache_memory": 2**20, "num_kv_blocks": 8, "gpu_memory_utilization": 0.5}
@@ -16,3 +18,18 @@ def test_the_cache_is_sized_by_one_setting_only(pair: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match="set the same thing; give one of them") as caught:
         EngineConfig(**{name: SIZES[name] for name in pair})
     assert all(f"--{name.replace('_', '-')}" in str(caught.value) for name in pair)
+
+
+@pytest.mark.parametrize(
+    ("entry", "tenant", "key"),
+    [("plain", None, "plain"), ("acme=first", "acme", "first"), ("acme=c2VjcmV0Cg==", "acme", "c2VjcmV0Cg==")],
+)
+def test_the_first_equals_sign_ends_a_tenants_name(entry: str, tenant: str | None, key: str) -> None:
+    assert split_api_key(entry) == (tenant, key)
+
+
+@pytest.mark.parametrize("entry", ["", "acme=", "c2VjcmV0Cg=="])
+def test_an_empty_key_is_refused_without_repeating_it(entry: str) -> None:
+    with pytest.raises(ConfigError, match="empty") as caught:
+        EngineConfig(api_key=(entry,))
+    assert "c2Vj" not in str(caught.value)
