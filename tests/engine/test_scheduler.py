@@ -156,6 +156,58 @@ def test_a_row_that_is_not_finite_ends_alone(make_harness: MakeHarness) -> None:
     assert len(harness.results[good].answers[0].token_ids) == 20
 
 
+def test_a_running_answer_gets_a_token_in_every_step_whoever_else_needs_room(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=6, max_model_len=6 * B, max_num_batched_tokens=128)
+    first = harness.add(ids(1, 30), max_tokens=60)
+    harness.add(ids(90, 30), max_tokens=60)
+    for num_tokens in range(1, 61):
+        harness.step()
+        assert len(harness.results[first].answers[0].token_ids) == num_tokens
+    assert harness.stats.num_preemptions > 0
+    harness.run()
+
+
+def test_a_preempted_request_resumes_before_later_ones_start(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=6, max_model_len=6 * B, max_num_seqs=2, max_num_batched_tokens=128)
+    harness.add(ids(1, 30), max_tokens=60)
+    preempted = harness.add(ids(90, 30), max_tokens=60)
+    later = harness.add(ids(150, 5), max_tokens=60)
+    while harness.stats.num_preemptions == 0:
+        harness.step()
+    num_tokens = len(harness.results[preempted].answers[0].token_ids)
+    while not harness.results[later].answers[0].token_ids:
+        harness.step()
+    assert len(harness.results[preempted].answers[0].token_ids) > num_tokens
+    harness.run()
+
+
+def test_a_prompt_that_would_soon_be_preempted_waits(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=4, max_model_len=4 * B)
+    harness.add(ids(1, B + 1), max_tokens=30)
+    harness.add(ids(90, 2 * B), max_tokens=5)
+    harness.run()
+    assert harness.stats.num_preemptions == 0
+
+
+def test_requests_that_wait_for_a_prefix_keep_their_place_in_the_queue(make_harness: MakeHarness) -> None:
+    harness = make_harness(max_num_seqs=2, max_num_batched_tokens=40)
+    harness.add(ids(1, 6 * B + 5), max_tokens=30)
+    waits = harness.add([*ids(1, 6 * B), 9])
+    harness.add(ids(100, 5), max_tokens=10)
+    later = harness.add(ids(130, 5))
+    while not harness.results[waits].answers[0].token_ids:
+        harness.step()
+        assert not harness.results[later].answers[0].token_ids
+    harness.run()
+    assert harness.results[waits].num_cached_tokens == 6 * B
+
+
+def test_with_ignore_eos_an_end_token_may_come_before_min_tokens(make_harness: MakeHarness, tokenizer) -> None:
+    end = min(tokenizer.eos_token_ids)
+    harness = make_harness(table=lambda _: {end: 0.6, 65: 0.4})
+    assert harness.ask(ids(1, 5), ignore_eos=True, min_tokens=3, max_tokens=5).answers[0].token_ids == [end] * 5
+
+
 def test_end_tokens_and_stop_ids_end_an_answer_after_min_tokens(make_harness: MakeHarness, tokenizer) -> None:
     end = min(tokenizer.eos_token_ids)
     harness = make_harness(table=lambda _: {end: 0.6, 65: 0.3, 66: 0.1})
