@@ -5,7 +5,7 @@ from typing import Any
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import EngineReady
-from radixserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from radixserve.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -47,7 +47,7 @@ def completion_sampling_params(request: CompletionRequest, ready: EngineReady) -
     max_tokens = _max_tokens(request)
     if max_tokens is None:
         # A floor given by min_tokens says that more than the default is wanted.
-        max_tokens = max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0)
+        max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
     return _sampling_params(request, ready, max_tokens=max_tokens, logprobs=request.logprobs)
 
@@ -60,8 +60,8 @@ def budget_field(request: GenerationRequest) -> str:
 def _max_tokens(request: GenerationRequest) -> int | None:
     name = budget_field(request)
     budget: int | None = getattr(request, name)
-    if budget is not None and budget < 1:
-        raise InvalidRequest(f"{name} is {budget}; it must be at least 1", param=name)
+    if budget is not None and not 1 <= budget <= MAX_INTEGER:
+        raise InvalidRequest(f"{name} is {budget}; it must be from 1 to {MAX_INTEGER}", param=name)
     return budget
 
 

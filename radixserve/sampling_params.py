@@ -11,6 +11,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
+# The largest number that a message to the engine process holds.
+MAX_INTEGER = 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,13 +50,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, None)
-        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+            _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER if self.max_tokens is None else self.max_tokens)
         _check_number("temperature", self.temperature, 0.0, 2.0)
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be above 0; for greedy decoding send temperature 0", param="top_p")
-        _check_integer("top_k", self.top_k, -1, None)
+        _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
         if self.repetition_penalty == 0.0:
@@ -66,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for bias in self.logit_bias.values():
             _check_number("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, -(2**63), 2**63 - 1)
+            _check_integer("seed", self.seed, -MAX_INTEGER - 1, MAX_INTEGER)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
         if not all(self.stop):
@@ -87,15 +89,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def _check_integer(name: str, value: int, low: int, high: int | None) -> None:
-    if value < low or (high is not None and value > high):
-        raise InvalidRequest(f"{name} is {value}; it must be {_range(low, high)}", param=name)
+def _check_integer(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high}", param=name)
 
 
 def _check_number(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; it must be {_range(low, high)}", param=name)
-
-
-def _range(low: float, high: float | None) -> str:
-    return f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", param=name)
