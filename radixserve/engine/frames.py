@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-HEADER_SIZE = 4
+_HEADER_SIZE = 4
 # Far above any message; a length beyond it means that the stream is not what we think it is.
 MAX_FRAME_SIZE = 1 << 30
 
@@ -14,7 +14,7 @@ _encoder = msgspec.msgpack.Encoder()
 def encode_frame(message: Any) -> bytes:
     """Return one message of radixserve.protocol as a frame."""
     body = _encoder.encode(message)
-    return len(body).to_bytes(HEADER_SIZE, "little") + body
+    return len(body).to_bytes(_HEADER_SIZE, "little") + body
 
 
 class FrameReader:
@@ -28,14 +28,14 @@ class FrameReader:
         self._buffer += data
         bodies = []
         start = 0
-        while len(self._buffer) - start >= HEADER_SIZE:
-            size = int.from_bytes(self._buffer[start : start + HEADER_SIZE], "little")
+        while len(self._buffer) - start >= _HEADER_SIZE:
+            size = int.from_bytes(self._buffer[start : start + _HEADER_SIZE], "little")
             if size > MAX_FRAME_SIZE:
                 raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME_SIZE} are allowed")
-            end = start + HEADER_SIZE + size
+            end = start + _HEADER_SIZE + size
             if len(self._buffer) < end:
                 break
-            bodies.append(bytes(self._buffer[start + HEADER_SIZE : end]))
+            bodies.append(bytes(self._buffer[start + _HEADER_SIZE : end]))
             start = end
         del self._buffer[:start]
         return bodies

@@ -38,8 +38,9 @@ class InProcessClient:
         self._has_news.set()
 
     def abort(self, request_ids: list[str]) -> None:
-        self._started.core.abort(request_ids)
-        self._has_news.set()
+        if self._engine is not None:
+            self._engine.core.abort(request_ids)
+            self._has_news.set()
 
     async def outputs(self) -> StepOutput:
         core = self._started.core

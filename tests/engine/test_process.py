@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from radixserve.engine.async_engine import MAX_DEATHS, AsyncEngine
 from radixserve.engine.client import ProcessClient
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable, RequestFailed
-from radixserve.protocol import ResetCache
+from radixserve.protocol import AddRequest, ResetCache
 from radixserve.sampling_params import SamplingParams
 from tests.tiny_engine import write_tiny_engine
 
@@ -107,8 +108,42 @@ async def test_the_engine_process_ends_with_its_socket(config: EngineConfig) -> 
     await client.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    client.abort(["0"])
     with pytest.raises(EngineUnavailable):
-        client.abort(["0"])
+        await client.control(ResetCache())
+
+
+async def test_an_engine_that_hangs_is_killed_and_leaves_no_caller_waiting(config: EngineConfig, monkeypatch) -> None:
+    monkeypatch.setattr("radixserve.engine.client.STOP_SECONDS", 0.1)
+    client = ProcessClient(config)
+    await client.start()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    # Far more than the socket's buffers take.
+    client.add(AddRequest("0", bytes(8 * 2**20), SamplingParams()))
+    control = asyncio.create_task(client.control(ResetCache()))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await client.stop()
+        with pytest.raises(EngineUnavailable):
+            await control
+    with pytest.raises(ProcessLookupError):
+        os.kill(client.pid, 0)
+
+
+async def test_what_is_no_message_counts_as_a_death(tmp_path: Path, monkeypatch) -> None:
+    liar = tmp_path / "liar"
+    liar.write_text(
+        f"#!{sys.executable}\n"
+        "import socket, sys\n"
+        "peer = socket.socket(fileno=int(sys.argv[-1]))\n"
+        "peer.sendall(bytes([2, 0, 0, 0, 0xC1, 0xC1]))\n"
+        "peer.recv(1 << 20), peer.recv(1)\n"
+    )
+    liar.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(liar))
+    with pytest.raises(EngineDied, match="no message"):
+        await ProcessClient(EngineConfig()).start()
 
 
 async def test_settings_at_fault_are_told_from_a_crash(config: EngineConfig) -> None:
