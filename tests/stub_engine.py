@@ -1,11 +1,13 @@
 """An AsyncEngine over a stub model, in this process: what the API's tests talk to."""
 
+from collections.abc import Callable
 from typing import Any
 
 from radixserve.config import EngineConfig
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.client import EngineClient
 from radixserve.engine.core import EngineCore
 from radixserve.engine.in_process import InProcessClient
 from radixserve.engine.start import StartedEngine
@@ -21,6 +23,7 @@ def stub_engine(
     config: EngineConfig | None = None,
     num_blocks: int = 64,
     max_model_len: int = 512,
+    make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
     **stub: Any,
 ) -> AsyncEngine:
     """Return an engine, not started, whose model is a table. Sizes not given come from config."""
@@ -54,4 +57,4 @@ def stub_engine(
         )
         return StartedEngine(core, ready)
 
-    return AsyncEngine(settings, lambda _: InProcessClient(start), tokenizer=tokenizer)
+    return AsyncEngine(settings, lambda _: make_client(start), tokenizer=tokenizer)

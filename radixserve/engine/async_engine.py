@@ -13,12 +13,11 @@ from typing import Literal
 from radixserve.config import EngineConfig
 from radixserve.engine.client import EngineClient, ProcessClient
 from radixserve.errors import (
-    ConfigError,
-    EngineDied,
     EngineUnavailable,
     InvalidRequest,
     PromptTooLong,
     QueueFull,
+    RadixServeError,
     RequestError,
     RequestFailed,
     RequestTimeout,
@@ -81,9 +80,9 @@ class _Stream:
 class AsyncEngine:
     """An engine for many concurrent callers in one event loop.
 
-    start() loads it, or the first generate() does. When its process dies, open streams end with RequestFailed, the
-    engine is started again, and calls in between raise EngineUnavailable; after three deaths in five minutes it stays
-    down. Lost requests are not sent again.
+    start() loads it, or the first generate() does; calls of generate() wait for that. When its process dies, open
+    streams end with RequestFailed, the engine is started again, and calls in between raise EngineUnavailable; after
+    three deaths in five minutes it stays down. Lost requests are not sent again.
 
     make_client: makes the engine behind this one, anew after each death. tokenizer: the model's, if it is loaded.
     """
@@ -103,6 +102,7 @@ class AsyncEngine:
         self._client: EngineClient | None = None
         self._is_draining = False
         self._ready: EngineReady | None = None
+        self._loading: asyncio.Task[EngineReady] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, _Stream] = {}
         self._request_ids = itertools.count()
@@ -114,15 +114,19 @@ class AsyncEngine:
         return self._ready if self.status == "ready" and not self._is_draining else None
 
     async def start(self) -> EngineReady:
-        """Load the engine and return what it says of itself. Raises ConfigError, or EngineDied. Call it once."""
-        self.status = "loading"
+        """Load the engine and return what it says of itself. Raises ConfigError, EngineDied, or EngineUnavailable.
+
+        Calls that come together share one load. It goes on when one of them is cancelled; close() ends it.
+        """
+        if self._loading is None:
+            self.status = "loading"
+            self._loading = asyncio.create_task(self._load())
         try:
-            ready = await self._start_client()
-        except (ConfigError, EngineDied):
-            self.status = "dead"
+            return await asyncio.shield(self._loading)
+        except asyncio.CancelledError:
+            if self._loading.cancelled():
+                raise EngineUnavailable("the engine was closed while it was loading") from None
             raise
-        self._supervisor = asyncio.create_task(self._supervise())
-        return ready
 
     async def wait_dead(self) -> None:
         """Return when the engine has died too often to be started again."""
@@ -135,9 +139,10 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End all requests, with an error to their readers, and the engine."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait([self._supervisor])
+        for task in (self._loading, self._supervisor):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         self.status = "dead"
         self._fail_streams(EngineUnavailable("the server is shutting down"))
         if self._client is not None:
@@ -151,13 +156,14 @@ class AsyncEngine:
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
         """
-        if self.status == "new":
+        if self.status in ("new", "loading"):
             await self.start()
-        client = self._client
-        if self.ready is None or client is None:
-            raise self._unavailable()
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
-        self._check_prompt(self.ready, token_ids)
+        # Only now: the engine may have died, or begun to drain, while the text was encoded.
+        ready, client = self.ready, self._client
+        if ready is None or client is None:
+            raise self._unavailable()
+        self._check_prompt(ready, token_ids)
         request_id = str(next(self._request_ids))
         stream = self._streams[request_id] = _Stream()
         timeout = self.config.request_timeout
@@ -201,6 +207,15 @@ class AsyncEngine:
             if not 0 <= token_id < ready.vocab_size:
                 raise InvalidRequest(f"token id {token_id} is not in 0 to {ready.vocab_size - 1}", param="prompt")
 
+    async def _load(self) -> EngineReady:
+        try:
+            ready = await self._start_client()
+        except BaseException:
+            self.status = "dead"
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+        return ready
+
     async def _start_client(self) -> EngineReady:
         self._client = self._make_client(self.config)
         self._ready = await self._client.start()
@@ -212,11 +227,9 @@ class AsyncEngine:
         while True:
             try:
                 await self._read_outputs()
-            except EngineDied as death:
-                self.status = "restarting"
-                self._deaths.append(time.monotonic())
-                _log.error("%s; %d requests are lost", death, len(self._streams))
-                self._fail_streams(RequestFailed("the engine ended unexpectedly; send the request again"))
+            # Any error, of a client in this process too: if the supervisor ended, every reader would wait for ever.
+            except Exception as death:
+                await self._bury(death)
             while self.status == "restarting":
                 if len(self._deaths) == MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WINDOW:
                     _log.critical("the engine died %d times in %d s; giving up", MAX_DEATHS, DEATHS_WINDOW)
@@ -224,9 +237,18 @@ class AsyncEngine:
                     return
                 try:
                     await self._start_client()
-                except (ConfigError, EngineDied) as death:
-                    _log.error("the engine could not be started again: %s", death)
+                except Exception as death:
+                    _log.error("the engine could not be started again: %s", death, exc_info=_unexpected(death))
                     self._deaths.append(time.monotonic())
+
+    async def _bury(self, death: Exception) -> None:
+        """End all requests of an engine that is gone, and what is left of it."""
+        self.status = "restarting"
+        self._deaths.append(time.monotonic())
+        _log.error("%s; %d requests are lost", death, len(self._streams), exc_info=_unexpected(death))
+        self._fail_streams(RequestFailed("the engine ended unexpectedly; send the request again"))
+        assert self._client is not None
+        await self._client.stop()
 
     async def _read_outputs(self) -> None:
         assert self._client is not None
@@ -254,6 +276,11 @@ class AsyncEngine:
     def _fail_streams(self, error: RequestError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """Return an error whose traceback belongs in the log: one that no client raises on purpose."""
+    return None if isinstance(error, RadixServeError) else error
 
 
 def _error_of(failure: Failure) -> RequestError:

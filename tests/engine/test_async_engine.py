@@ -10,6 +10,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine import async_engine
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.in_process import InProcessClient
 from radixserve.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -18,7 +19,7 @@ from radixserve.errors import (
     RequestFailed,
     RequestTimeout,
 )
-from radixserve.protocol import ResetCache
+from radixserve.protocol import EngineReady, ResetCache, StepOutput
 from radixserve.sampling_params import SamplingParams
 from tests.stub import always, counting
 from tests.stub_engine import stub_engine
@@ -68,6 +69,77 @@ async def test_generate_starts_an_engine_that_was_not_started(tokenizer) -> None
     engine = stub_engine(tokenizer, always(65))
     assert (await collect(engine, "x", SHORT)).answers[0].text == "AAAA"
     await engine.close()
+
+
+async def test_callers_that_come_together_share_one_load(tokenizer) -> None:
+    num_loads = 0
+
+    class Counting(InProcessClient):
+        async def start(self) -> EngineReady:
+            nonlocal num_loads
+            num_loads += 1
+            return await super().start()
+
+    engine = stub_engine(tokenizer, always(65), make_client=Counting)
+    first = asyncio.create_task(collect(engine, "x", SHORT))
+    others = [asyncio.create_task(collect(engine, "x", SHORT)) for _ in range(3)]
+    await until(lambda: engine.status == "loading")
+    first.cancel()
+    assert [result.answers[0].text for result in await asyncio.gather(*others)] == ["AAAA"] * 3
+    assert num_loads == 1
+    await engine.close()
+
+
+async def test_closing_ends_a_load(tokenizer) -> None:
+    class Endless(InProcessClient):
+        async def start(self) -> EngineReady:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    engine = stub_engine(tokenizer, always(65), make_client=Endless)
+    starting = asyncio.create_task(engine.start())
+    await until(lambda: engine.status == "loading")
+    await engine.close()
+    await asyncio.wait([starting], timeout=5)
+    assert isinstance(starting.exception(), EngineUnavailable)
+    assert engine.status == "dead"
+
+
+async def test_any_failure_of_the_client_is_a_death_and_leaves_no_reader_waiting(tokenizer) -> None:
+    class Failing(InProcessClient):
+        """Fails once it has told of a first step, and in the second start; then it works."""
+
+        num_started = 0
+
+        async def start(self) -> EngineReady:
+            Failing.num_started += 1
+            if Failing.num_started == 2:
+                raise OSError("no process left")
+            self.num_outputs = 0
+            return await super().start()
+
+        async def outputs(self) -> StepOutput:
+            output = await super().outputs()
+            self.num_outputs += 1
+            if Failing.num_started == 1 and self.num_outputs > 1:
+                raise KeyError("a bug")
+            return output
+
+    async with running(stub_engine(tokenizer, always(65), make_client=Failing)) as engine:
+        async with asyncio.timeout(5):
+            with pytest.raises(RequestFailed):
+                await collect(engine, [1], ENDLESS)
+            await until(lambda: engine.ready is not None)
+            assert (await collect(engine, [1], SHORT)).num_output_tokens == 4
+
+
+async def test_an_engine_that_begins_to_drain_while_a_text_is_encoded_refuses_it(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        reader = asyncio.create_task(collect(engine, "x", SHORT))
+        await asyncio.sleep(0)
+        engine.drain()
+        with pytest.raises(EngineUnavailable):
+            await reader
 
 
 async def test_a_reader_that_leaves_frees_every_block(tokenizer) -> None:
