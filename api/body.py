@@ -81,16 +81,17 @@ class _NonFinite:
 def _find_non_finite(body: bytes) -> list[str] | None:
     """Return the keys that lead to the first NaN, Infinity or -Infinity; None if the body has other faults."""
     try:
-        value = json.loads(body, parse_constant=lambda _: _NonFinite())
+        return _path_to_non_finite(json.loads(body, parse_constant=lambda _: _NonFinite())) or None
     except (ValueError, RecursionError):
         return None
-    pending: list[tuple[list[str], Any]] = [([], value)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, _NonFinite) and path:
-            return path
-        if isinstance(value, dict):
-            pending += [([*path, key], child) for key, child in value.items()]
-        elif isinstance(value, list):
-            pending += [([*path, str(index)], child) for index, child in enumerate(value)]
+
+
+def _path_to_non_finite(value: Any) -> list[str] | None:
+    """Look depth first and remember the path alone: a list of all values would take gigabytes for a large body."""
+    if isinstance(value, _NonFinite):
+        return []
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        if isinstance(child, dict | list | _NonFinite) and (path := _path_to_non_finite(child)) is not None:
+            return [str(key), *path]
     return None

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tracemalloc
 
 import pytest
 
@@ -54,6 +55,19 @@ def test_api_7_a_number_that_is_not_finite_is_refused_by_name(field: str, number
 def test_api_7_the_path_of_a_nested_nan_is_told() -> None:
     error = refused('{"logit_bias":{"1":0,"5":NaN}}')
     assert (error.param, "$.logit_bias.5" in error.message) == ("logit_bias", True)
+    error = refused('{"prompt":[[1],[2,NaN]],"seed":Infinity}')
+    assert (error.param, "$.prompt.1.1:" in error.message) == ("prompt", True)
+
+
+def test_api_7_the_search_for_a_nan_takes_little_memory() -> None:
+    body = f'{{"prompt":[{"0," * 200_000}NaN]}}'
+    tracemalloc.start()
+    try:
+        refused(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * len(body)
 
 
 @pytest.mark.parametrize(
