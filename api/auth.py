@@ -34,8 +34,9 @@ class ApiKeys:
         if not self._keys:
             return None
         scheme, _, token = (authorization or "").partition(" ")
-        # Headers come as Latin-1; keys are compared as the bytes that were sent.
-        sent = _digest(token.strip().encode("latin-1") if scheme.lower() == "bearer" else b"")
+        # Headers come as Latin-1; keys are compared as the bytes that were sent. To strip() alone some bytes of a
+        # character are spaces too.
+        sent = _digest(token.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else b"")
         found: list[str | None] = []
         for key, tenant in self._keys:
             # Every key is compared, whichever fits, so that the time taken tells nothing.
