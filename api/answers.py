@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
@@ -85,22 +86,34 @@ class Answer:
             self._observe_first_token(scope, record)
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
             try:
-                await self._send_delta(send, prompt_index, delta)
-                async for prompt_index, delta in deltas:
-                    await self._send_delta(send, prompt_index, delta)
+                await self._send_events(send, record, (prompt_index, delta), deltas)
+                await _send_body(send, b"", more_body=False)
             except TimeoutError:
                 record.error = f"the client read nothing for {MAX_SEND_SECONDS:g} s"
-                return
-            except Exception as error:
-                if not isinstance(error, RequestError):
-                    logger.exception("the stream of request %s failed", record.request_id)
-                record.error = public_error(error).message
-                await _send_event(send, encode_error(public_error(error)))
-            else:
-                if self._generation.includes_usage:
-                    await _send_event(send, self._format.usage_chunk(self._usage.usage()))
-                await _send_event(send, b"[DONE]")
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(
+        self,
+        send: Send,
+        record: RequestRecord,
+        first: tuple[int, Delta],
+        deltas: AsyncGenerator[tuple[int, Delta], None],
+    ) -> None:
+        """Send the answer to its end, or to the error that ends it. Raises TimeoutError for a client that stalls."""
+        try:
+            await self._send_delta(send, *first)
+            async for prompt_index, delta in deltas:
+                await self._send_delta(send, prompt_index, delta)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logger.exception("the stream of request %s failed", record.request_id)
+            record.error = public_error(error).message
+            await _send_event(send, encode_error(public_error(error)))
+        else:
+            if self._generation.includes_usage:
+                await _send_event(send, self._format.usage_chunk(self._usage.usage()))
+            await _send_event(send, b"[DONE]")
 
     async def _send_delta(self, send: Send, prompt_index: int, delta: Delta) -> None:
         event = self._format.chunk(self._count(prompt_index, delta), delta)
@@ -118,6 +131,11 @@ class Answer:
 
 
 async def _send_event(send: Send, data: bytes) -> None:
-    """Send one server-sent event. Raises TimeoutError if the client has read nothing for MAX_SEND_SECONDS."""
+    """Send one server-sent event, as _send_body does."""
+    await _send_body(send, b"data: " + data + b"\n\n", more_body=True)
+
+
+async def _send_body(send: Send, body: bytes, *, more_body: bool) -> None:
+    """Send a piece of the body. Raises TimeoutError if the client has read nothing for MAX_SEND_SECONDS."""
     async with asyncio.timeout(MAX_SEND_SECONDS):
-        await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": body, "more_body": more_body})

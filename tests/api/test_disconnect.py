@@ -103,20 +103,26 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(tok
         assert answer.status_code == 200
 
 
-async def test_a_reader_that_stops_reading_is_given_up(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends_after", [None, 2], ids=["endless", "two tokens"])
+@pytest.mark.parametrize("num_read", [1, 2, 3, 4])
+async def test_a_reader_that_stops_reading_is_given_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, ends_after: int | None, num_read: int
+) -> None:
+    """Of two tokens there are a start, two events, [DONE] and an end to read."""
     monkeypatch.setattr("radixserve.api.answers.MAX_SEND_SECONDS", 0.05)
     engine = endless_engine(tokenizer)
     await engine.start()
     app = create_app(engine)
     num_sent = 0
 
-    async def send_three(message: Message) -> None:
+    async def send_some(message: Message) -> None:
         nonlocal num_sent
         num_sent += 1
-        if num_sent > 3:
+        if num_sent > num_read:
             await asyncio.Event().wait()
 
-    bodies = iter([{"type": "http.request", "body": json.dumps(CHAT[1] | {"stream": True}).encode()}])
+    fields = CHAT[1] | {"stream": True, "max_tokens": ends_after}
+    bodies = iter([{"type": "http.request", "body": json.dumps(fields).encode()}])
 
     async def receive() -> Message:
         for message in bodies:
@@ -127,9 +133,9 @@ async def test_a_reader_that_stops_reading_is_given_up(tokenizer: Tokenizer, mon
     scope = {"type": "http", "method": "POST", "path": CHAT[0], "headers": [], "query_string": b""}
     try:
         async with asyncio.timeout(DEADLINE):
-            await app(scope, receive, send_three)
+            await app(scope, receive, send_some)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             await wait_until_idle(client)
     finally:
         await engine.close()
-    assert num_sent == 4
+    assert num_sent == num_read + 1
