@@ -5,9 +5,9 @@ import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 
-from radixserve.api.answers import Answer
 from radixserve.api.body import decode_body, read_body
-from radixserve.api.generation import Choice, Generation
+from radixserve.api.generation import Generation
+from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import chat_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
@@ -26,19 +26,20 @@ from radixserve.api.responses import (
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.engine.answer import Answer
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
-async def chat_completions(request: Request) -> Answer:
+async def chat_completions(request: Request) -> GenerationResponse:
     """Answer a conversation."""
     service = service_of(request)
     ready = service.ready()
     body = await read_body(request)
     tenant = record_of(request.scope).tenant
     generation = await anyio.to_thread.run_sync(_prepare, body, service, ready, tenant)
-    return Answer(
+    return GenerationResponse(
         service, generation, ChatFormat(service.new_head("chatcmpl", ready), generation, service.engine.tokenizer)
     )
 
@@ -104,7 +105,7 @@ class ChatFormat:
         """Return the chunk without choices that ends a stream."""
         return msgspec.json.encode(ChatChunk(**self._head, choices=[], usage=usage))
 
-    def body(self, choices: list[Choice], usage: Usage) -> bytes:
+    def body(self, answers: list[Answer], usage: Usage) -> bytes:
         """Return the whole answer."""
         returns_token_ids = self._generation.returns_token_ids
         return msgspec.json.encode(
@@ -112,14 +113,14 @@ class ChatFormat:
                 **self._head,
                 choices=[
                     ChatChoice(
-                        index=choice.index,
-                        message=ChatMessage("assistant", choice.text),
-                        logprobs=self._logprobs(choice.logprobs),
-                        finish_reason=choice.finish_reason,
-                        stop_reason=choice.stop_reason,
-                        token_ids=choice.token_ids if returns_token_ids else UNSET,
+                        index=answer.index,
+                        message=ChatMessage("assistant", answer.text),
+                        logprobs=self._logprobs(answer.logprobs),
+                        finish_reason=answer.finish_reason,
+                        stop_reason=answer.stop_reason,
+                        token_ids=answer.token_ids if returns_token_ids else UNSET,
                     )
-                    for choice in choices
+                    for answer in answers
                 ],
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,

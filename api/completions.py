@@ -5,9 +5,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
-from radixserve.api.answers import Answer
 from radixserve.api.body import decode_body, read_body
-from radixserve.api.generation import Choice, Generation
+from radixserve.api.generation import Generation
+from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import CompletionLogprobsWriter
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts
@@ -16,11 +16,12 @@ from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from radixserve.api.sampling import budget_field, completion_sampling_params
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
-async def completions(request: Request) -> Answer:
+async def completions(request: Request) -> GenerationResponse:
     """Continue one or more prompts."""
     service = service_of(request)
     ready = service.ready()
@@ -28,7 +29,7 @@ async def completions(request: Request) -> Answer:
     tenant = record_of(request.scope).tenant
     generation = await anyio.to_thread.run_sync(_prepare, body, service, ready, tenant)
     answer_format = CompletionFormat(service.new_head("cmpl", ready), generation, service.engine.tokenizer)
-    return Answer(service, generation, answer_format)
+    return GenerationResponse(service, generation, answer_format)
 
 
 def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> Generation:
@@ -89,18 +90,18 @@ class CompletionFormat:
         """Return the chunk without choices that ends a stream."""
         return msgspec.json.encode(Completion(**self._head, choices=[], usage=usage))
 
-    def body(self, choices: list[Choice], usage: Usage) -> bytes:
+    def body(self, answers: list[Answer], usage: Usage) -> bytes:
         """Return the whole answer."""
         written = [
             CompletionChoice(
-                index=choice.index,
-                text=choice.text,
-                logprobs=self._logprobs(choice.index, choice.logprobs),
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-                token_ids=choice.token_ids if self._generation.returns_token_ids else UNSET,
+                index=answer.index,
+                text=answer.text,
+                logprobs=self._logprobs(answer.index, answer.logprobs),
+                finish_reason=answer.finish_reason,
+                stop_reason=answer.stop_reason,
+                token_ids=answer.token_ids if self._generation.returns_token_ids else UNSET,
             )
-            for choice in choices
+            for answer in answers
         ]
         return msgspec.json.encode(
             Completion(**self._head, choices=written, usage=usage, prompt_token_ids=self._prompt_token_ids())

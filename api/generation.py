@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.engine.async_engine import AsyncEngine
-from radixserve.protocol import Delta, FinishReason, TokenLogprobs
+from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -28,31 +28,6 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
-
-
-@dataclass(slots=True)
-class Choice:
-    """One answer, as far as it has come."""
-
-    index: int
-    text_pieces: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self.text_pieces)
-
-    def add(self, delta: Delta) -> None:
-        """Append what a step added."""
-        self.text_pieces.append(delta.text)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or []
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
 
 
 class UsageCounter:

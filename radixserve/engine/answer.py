@@ -10,15 +10,20 @@ class Answer:
     """One of a request's answers. finish_reason is None while it grows; logprobs is empty unless asked for."""
 
     index: int
-    text: str = ""
+    text_pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.text_pieces)
+
     def add(self, delta: Delta) -> None:
         """Take in the next delta of this answer."""
-        self.text += delta.text
+        self.text_pieces.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         self.finish_reason = delta.finish_reason

@@ -109,7 +109,7 @@ async def test_a_reader_that_stops_reading_is_given_up(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, ends_after: int | None, num_read: int
 ) -> None:
     """Of two tokens there are a start, two events, [DONE] and an end to read."""
-    monkeypatch.setattr("radixserve.api.answers.MAX_SEND_SECONDS", 0.05)
+    monkeypatch.setattr("radixserve.api.generation_response.MAX_SEND_SECONDS", 0.05)
     engine = endless_engine(tokenizer)
     await engine.start()
     app = create_app(engine)

@@ -12,10 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from radixserve.api.disconnect import cancelled_on_disconnect
 from radixserve.api.error_responses import encode_error, public_error
-from radixserve.api.generation import Choice, Generation, UsageCounter, generate
+from radixserve.api.generation import Generation, UsageCounter, generate
 from radixserve.api.records import RequestRecord, record_of
 from radixserve.api.responses import Usage
 from radixserve.api.service import Service
+from radixserve.engine.answer import Answer
 from radixserve.errors import RequestError
 from radixserve.protocol import Delta
 
@@ -41,12 +42,12 @@ class AnswerFormat(Protocol):
     def usage_chunk(self, usage: Usage) -> bytes:
         """Return the last event, with no choices and the usage."""
 
-    def body(self, choices: list[Choice], usage: Usage) -> bytes:
+    def body(self, answers: list[Answer], usage: Usage) -> bytes:
         """Return the whole answer."""
 
 
-class Answer:
-    """An ASGI answer that generates while it is being sent, and aborts the generation when the client goes away."""
+class GenerationResponse:
+    """An ASGI response that generates while it is being sent, and aborts the generation when the client goes away."""
 
     def __init__(self, service: Service, generation: Generation, answer_format: AnswerFormat) -> None:
         self._service = service
@@ -68,16 +69,16 @@ class Answer:
             record.usage = self._usage.usage()
 
     async def _collect(self, scope: Scope, record: RequestRecord) -> bytes:
-        num_choices = len(self._generation.prompts) * self._generation.params.n
-        choices = [Choice(index) for index in range(num_choices)]
+        num_answers = len(self._generation.prompts) * self._generation.params.n
+        answers = [Answer(index) for index in range(num_answers)]
         async with aclosing(generate(self._service.engine, self._generation)) as deltas:
             is_first = True
             async for prompt_index, delta in deltas:
                 if is_first:
                     self._observe_first_token(scope, record)
                     is_first = False
-                choices[self._count(prompt_index, delta)].add(delta)
-        return self._format.body(choices, self._usage.usage())
+                answers[self._count(prompt_index, delta)].add(delta)
+        return self._format.body(answers, self._usage.usage())
 
     async def _stream(self, scope: Scope, record: RequestRecord, send: Send) -> None:
         async with aclosing(generate(self._service.engine, self._generation)) as deltas:
