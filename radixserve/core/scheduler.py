@@ -49,6 +49,8 @@ class StepResult:
 class Scheduler:
     """Decides what each step computes, first come, first served.
 
+    num_queued: requests that have not begun to run. Preempted ones are not among them: they were let in before.
+
     One step is schedule(), the executor's work, then update(). Requests come and go between steps only.
     """
 
@@ -59,6 +61,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._scheduled: list[tuple[Sequence, int]] = []
         self.num_preemptions = 0
+        self.num_queued = 0
 
     @property
     def num_waiting(self) -> int:
@@ -78,6 +81,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request with its first sequence, whose tokens are the prompt (at least one, under max_model_len)."""
         self._waiting.extend(request.sequences)
+        self.num_queued += 1
 
     def end(self, request: Request) -> None:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""
@@ -191,6 +195,7 @@ class Scheduler:
         request = sequence.request
         if request.num_cached_tokens is None:
             request.num_cached_tokens = sequence.num_computed_tokens
+            self.num_queued -= 1
             self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
         sequence.status = SequenceStatus.RUNNING
         self._running.append(sequence)
@@ -261,6 +266,7 @@ class Scheduler:
             self._cache.release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
+            self.num_queued -= sequence.request.num_cached_tokens is None
         sequence.status = SequenceStatus.FINISHED
 
 

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """Owns all requests, the cache and the device of one engine. Single-threaded; one step at a time.
 
-    max_queued_requests: waiting sequences beyond which a new request is refused. seed: source of the seeds of requests
-    that bring none.
+    max_queued_requests: of those that have not begun to run; a new one beyond them is refused. seed: source of the
+    seeds of requests that bring none.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class EngineCore:
         if message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
             return Failure("invalid_request", text)
-        if self._scheduler.num_waiting >= self._max_queued_requests:
-            return Failure("queue_full", f"{self._scheduler.num_waiting} requests are waiting already; try again later")
+        if self._scheduler.num_queued >= self._max_queued_requests:
+            return Failure("queue_full", f"{self._scheduler.num_queued} requests are waiting already; try again later")
         return None
 
     def _fail(self, request: Request, message: str) -> Delta:

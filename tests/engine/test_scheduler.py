@@ -131,6 +131,19 @@ def test_a_full_queue_refuses_and_takes_requests_again_later(make_harness: MakeH
     assert len(harness.ask(ids(9, 10)).answers[0].token_ids) == 4
 
 
+def test_preempted_answers_take_no_place_in_the_queue(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=6, max_model_len=6 * B, max_queued_requests=1)
+    requests = [harness.add(ids(1, 2 * B), n=6, max_tokens=40, temperature=1.0, seed=1)]
+    while not harness.stats.num_preemptions:
+        harness.step()
+    requests += [harness.add(ids(50, 10)), harness.add(ids(90, 10))]
+    harness.run()
+    assert [harness.failures.get(request) is None for request in requests] == [True, True, False]
+    aborted = harness.add(ids(50, 10))
+    harness.core.abort([aborted])
+    assert len(harness.ask(ids(50, 10)).answers[0].token_ids) == 4
+
+
 def test_more_choices_than_can_run_at_once_are_refused(make_harness: MakeHarness) -> None:
     harness = make_harness(max_num_seqs=4)
     request = harness.add(ids(1, 10), n=5)
