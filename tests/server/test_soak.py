@@ -44,13 +44,14 @@ async def send(client: httpx.AsyncClient, body: dict[str, Any], leave_after: int
         return
     async with client.stream("POST", "/v1/completions", json=body, timeout=60.0) as response:
         assert response.status_code == 200
-        lines = 0
+        events: list[str] = []
         async for line in response.aiter_lines():
-            lines += 1
+            if line:
+                events.append(line)
             assert '"error"' not in line
-            if leave_after is not None and lines > leave_after:
+            if leave_after is not None and len(events) > leave_after:
                 return
-        assert leave_after is not None or line == "data: [DONE]" or lines > 0
+        assert events[-1] == "data: [DONE]"
 
 
 async def run_half(client: httpx.AsyncClient, seed: int) -> None:
