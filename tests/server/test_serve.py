@@ -124,10 +124,18 @@ def test_after_the_shutdown_timeout_open_streams_end_with_an_error(model: Path) 
         assert server.wait_ended() == 0
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_nothing_is_left_behind_when_the_server_is_killed(model: Path) -> None:
     with running_server(str(model)) as server:
         engine_pid = server.engine_pid
         server.process.kill()
         deadline = time.monotonic() + 10
-        while Path(f"/proc/{engine_pid}").exists() and "zombie" not in Path(f"/proc/{engine_pid}/status").read_text():
+        while is_running(engine_pid):
             assert time.monotonic() < deadline
+            time.sleep(0.01)
