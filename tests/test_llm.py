@@ -1,0 +1,95 @@
+"""The engine for offline use: lists in, lists out."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from radixserve import LLM, SamplingParams
+from radixserve.errors import ConfigError, InvalidRequest, ModelLoadError, PromptTooLong
+from tests.tiny_engine import write_tiny_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_engine(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), num_kv_blocks=128, max_num_seqs=8, max_queued_requests=2) as llm:
+        yield llm
+
+
+def test_results_come_in_the_order_of_the_prompts_however_many_there_are(llm: LLM) -> None:
+    prompts = [f"prompt number {i}" for i in range(20)]
+    results = llm.generate(prompts, GREEDY, show_progress=False)
+    assert [result.prompt_token_ids for result in results] == [llm.tokenizer.encode(prompt) for prompt in prompts]
+    alone = [llm.generate(prompt, GREEDY, show_progress=False)[0] for prompt in prompts]
+    assert [result.answers for result in results] == [result.answers for result in alone]
+    assert all(result.answers[0].finish_reason == "length" for result in results)
+
+
+def test_text_token_ids_and_lists_of_either_are_prompts(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    answers = [llm.generate(prompts, GREEDY)[0].answers for prompts in ("hello", ids, ["hello"], [ids])]
+    assert answers == [answers[0]] * 4
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
+    prompt = "a prompt that no other test sends"
+    first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
+    assert second.num_cached_tokens == len(first.prompt_token_ids) - 1
+    assert second.answers == first.answers
+
+
+def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
+    first, second = (llm.generate("abc", params)[0] for _ in range(2))
+    assert [answer.index for answer in first.answers] == [0, 1, 2]
+    assert len({answer.text for answer in first.answers}) == 3
+    assert first.answers == second.answers
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    one = llm.chat(conversation, GREEDY)
+    several = llm.chat([conversation, [{"role": "user", "content": "ho"}]], GREEDY)
+    assert one[0].prompt_token_ids == several[0].prompt_token_ids == llm.tokenizer.encode_chat(conversation)
+    assert one[0].answers == several[0].answers
+    with pytest.raises(InvalidRequest):
+        llm.chat([], GREEDY)
+
+
+def test_a_prompt_that_cannot_be_answered_raises_and_the_next_call_works(llm: LLM) -> None:
+    with pytest.raises(PromptTooLong):
+        llm.generate(["fine", [1] * 5000], GREEDY)
+    assert llm.generate("fine", GREEDY)[0].num_output_tokens == 5
+
+
+def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
+    async def notebook() -> int:
+        return llm.generate("abc", GREEDY)[0].num_output_tokens
+
+    assert asyncio.run(notebook()) == 5
+
+
+def test_settings_that_are_wrong_or_a_servers_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="port"):
+        LLM(str(model), port=1)
+    with pytest.raises(ConfigError, match="2048"):
+        LLM(str(model), max_model_len=5000)
+    with pytest.raises(ModelLoadError):
+        LLM(str(tmp_path / "nothing"))
+
+
+def test_closing_frees_its_threads(model: Path) -> None:
+    before = threading.active_count()
+    with LLM(str(model), num_kv_blocks=16) as llm:
+        llm.generate("abc", GREEDY)
+    assert threading.active_count() <= before
