@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -82,9 +83,15 @@ class ProcessClient:
     async def start(self) -> EngineReady:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "radixserve.engine.process", str(theirs.fileno())]
+            # -m alone would import from the working directory first, whatever lies there; the engine is to find what
+            # this process does.
+            command = [sys.executable, "-P", "-m", "radixserve.engine.process", str(theirs.fileno())]
+            search_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_ENVIRONMENT | os.environ
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=_ENVIRONMENT | os.environ | {"PYTHONPATH": search_path},
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode_frame(self._config))

@@ -146,6 +146,16 @@ async def test_what_is_no_message_counts_as_a_death(tmp_path: Path, monkeypatch)
         await ProcessClient(EngineConfig()).start()
 
 
+async def test_the_engine_process_imports_nothing_from_the_working_directory(
+    config: EngineConfig, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "gguf.py").write_text("raise SystemExit('the wrong gguf')")
+    monkeypatch.chdir(tmp_path)
+    client = ProcessClient(config)
+    assert (await client.start()).num_blocks == 256
+    await client.stop()
+
+
 async def test_settings_at_fault_are_told_from_a_crash(config: EngineConfig) -> None:
     engine = AsyncEngine(EngineConfig(model=config.model, max_model_len=100_000))
     with pytest.raises(ConfigError, match="2048"):
