@@ -110,11 +110,12 @@ class Scheduler:
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
         for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
             row_draws = [next(draws) for _ in row.samples]
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # its request failed in a row before
             if not is_finite:
                 self.end(sequence.request)
                 result.failed.append(sequence.request)
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # its request failed, in this row or in one before
+                continue
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_draws:

@@ -221,6 +221,16 @@ def test_with_ignore_eos_an_end_token_may_come_before_min_tokens(make_harness: M
     assert harness.ask(ids(1, 5), ignore_eos=True, min_tokens=3, max_tokens=5).answers[0].token_ids == [end] * 5
 
 
+def test_a_request_that_fails_in_several_rows_fails_once(make_harness: MakeHarness) -> None:
+    harness = make_harness(poison=lambda context: len(context) > 12)
+    request = harness.add(ids(1, 10), n=3, max_tokens=20, temperature=1.0)
+    deltas = []
+    while harness.core.has_work:
+        deltas += harness.core.step().deltas
+    assert [delta.request_id for delta in deltas if delta.failure is not None] == [request]
+    assert harness.stats.cache.num_in_use_blocks == 0
+
+
 def test_end_tokens_and_stop_ids_end_an_answer_after_min_tokens(make_harness: MakeHarness, tokenizer) -> None:
     end = min(tokenizer.eos_token_ids)
     harness = make_harness(table=lambda _: {end: 0.6, 65: 0.3, 66: 0.1})
