@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from radixserve.config import EngineConfig
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
+from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.core import EngineCore
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import EngineReady
@@ -29,7 +30,7 @@ def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, sh
     began = time.monotonic()
     path = resolve_model_path(config.model)
     if tokenizer is None:
-        tokenizer = Tokenizer.load(path)
+        tokenizer = load_tokenizer(config)
     started = start_executor(config, show_progress=show_progress)
     notices = list(started.notices)
     # Every running sequence advances in every step, so a step must have a token for each.
