@@ -64,7 +64,7 @@ def test_a_context_above_the_models_own_is_one_line(model: Path) -> None:
 
 
 def stream_until_it_ends(server: RunningServer, events: list[str], began: threading.Event) -> None:
-    body = {**BODY, "max_tokens": 2000, "n": 4, "stream": True}
+    body = {**BODY, "max_tokens": 2000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         for line in response.iter_lines():
             if line:
@@ -101,7 +101,10 @@ def test_a_killed_engine_ends_streams_with_an_error_and_is_back_within_ten_secon
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(model: Path) -> None:
-    with running_server(str(model)) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with (
+        running_server(str(model), "--shutdown-timeout", "60") as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
         client.get("/health").raise_for_status()
         thread, events = start_stream(server)
         server.process.terminate()
@@ -110,7 +113,8 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(model: Path) -> 
         refused = client.post("/v1/completions", json=BODY)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
-        thread.join(30)
+        thread.join(60)
+        assert not thread.is_alive()
         assert events[-1] == "data: [DONE]"
         assert server.wait_ended() == 0
 
