@@ -187,7 +187,7 @@ class CacheTokens(msgspec.Struct, frozen=True):
 
 
 class CacheRequests(msgspec.Struct, frozen=True):
-    """Requests in the engine."""
+    """What the engine works on; a request with several answers counts once for each, when its prompt is computed."""
 
     running: int
     waiting: int
