@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import anyio.to_thread
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
@@ -38,7 +37,7 @@ async def chat_completions(request: Request) -> GenerationResponse:
     ready = service.ready()
     body = await read_body(request)
     tenant = record_of(request.scope).tenant
-    generation = await anyio.to_thread.run_sync(_prepare, body, service, ready, tenant)
+    generation = await service.run_in_worker(_prepare, body, service, ready, tenant)
     return GenerationResponse(
         service, generation, ChatFormat(service.new_head("chatcmpl", ready), generation, service.engine.tokenizer)
     )

@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import anyio.to_thread
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -27,7 +26,7 @@ async def completions(request: Request) -> GenerationResponse:
     ready = service.ready()
     body = await read_body(request)
     tenant = record_of(request.scope).tenant
-    generation = await anyio.to_thread.run_sync(_prepare, body, service, ready, tenant)
+    generation = await service.run_in_worker(_prepare, body, service, ready, tenant)
     answer_format = CompletionFormat(service.new_head("cmpl", ready), generation, service.engine.tokenizer)
     return GenerationResponse(service, generation, answer_format)
 

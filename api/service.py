@@ -1,10 +1,14 @@
 """What all routes share: the engine, the metrics, and whether the server takes requests."""
 
 import hashlib
+import os
 import time
 import uuid
-from typing import TypedDict
+from collections.abc import Callable
+from typing import TypedDict, TypeVar, TypeVarTuple
 
+import anyio
+import anyio.to_thread
 from starlette.requests import Request
 
 from radixserve.api.fields import FieldCheck
@@ -13,6 +17,9 @@ from radixserve.engine.async_engine import AsyncEngine
 from radixserve.errors import EngineUnavailable, ModelNotFound
 from radixserve.protocol import EngineReady
 from radixserve.version import __version__
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class HeadFields(TypedDict):
@@ -32,6 +39,12 @@ class Service:
         self.metrics = metrics
         self.field_check = FieldCheck()
         self.started_at = int(time.time())
+        # Encoding a text takes a hundred times its size, so as many at once as can run, and not one for every caller.
+        self._worker_places = anyio.CapacityLimiter(max(2, os.cpu_count() or 1))
+
+    async def run_in_worker(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        """Return function(*arguments), run in a worker thread: what takes long must not hold up the event loop."""
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._worker_places)
 
     def ready(self) -> EngineReady:
         """Return what the engine said when it was ready. Raises EngineUnavailable if it takes no requests now."""

@@ -1,6 +1,5 @@
 """POST /tokenize and /detokenize."""
 
-import anyio.to_thread
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +19,7 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     ready = service.ready()
     body = await read_body(request)
-    return Response(await anyio.to_thread.run_sync(_tokenize, body, service, ready), media_type="application/json")
+    return Response(await service.run_in_worker(_tokenize, body, service, ready), media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
@@ -28,7 +27,7 @@ async def detokenize(request: Request) -> Response:
     service = service_of(request)
     ready = service.ready()
     body = await read_body(request)
-    return Response(await anyio.to_thread.run_sync(_detokenize, body, service, ready), media_type="application/json")
+    return Response(await service.run_in_worker(_detokenize, body, service, ready), media_type="application/json")
 
 
 def _tokenize(body: bytes, service: Service, ready: EngineReady) -> bytes:

@@ -83,6 +83,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for entry in self.api_key:
             split_api_key(entry)
 
+    def __repr__(self) -> str:
+        """Return the settings that are not their defaults, without the keys, which must not get into a log."""
+        hidden = {"api_key": "..."} if self.api_key else {}
+        given = {field: getattr(self, field) for field in self.__struct_fields__} | hidden
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != defaults[name])
+        return f"EngineConfig({shown})"
+
     def _check_range(self, name: str, low: float, high: float | None) -> None:
         value = getattr(self, name)
         if value is not None and (value < low or (high is not None and value > high)):

@@ -46,7 +46,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, RecursionError) as error:
         raise ModelLoadError(f"{path} is truncated inside its header; download it again") from error
     except (OSError, ValueError, OverflowError) as error:  # an empty file cannot be mapped: a ValueError
         raise ModelLoadError(f"{path} cannot be read as GGUF: {error}") from error

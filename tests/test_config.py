@@ -33,3 +33,7 @@ def test_an_empty_key_is_refused_without_repeating_it(entry: str) -> None:
     with pytest.raises(ConfigError, match="empty") as caught:
         EngineConfig(api_key=(entry,))
     assert "c2Vj" not in str(caught.value)
+
+
+def test_settings_print_without_the_keys() -> None:
+    assert repr(EngineConfig(api_key=("acme=s3cret",), port=9000)) == "EngineConfig(port=9000, api_key='...')"

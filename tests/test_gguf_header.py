@@ -1,3 +1,6 @@
+"""The header of a GGUF file, as the gguf package writes it."""
+
+import struct
 from pathlib import Path
 
 import gguf
@@ -73,3 +76,12 @@ def test_a_header_may_end_before_its_tensors(file: Path) -> None:
     whole = read_gguf_header(file)
     file.write_bytes(file.read_bytes()[: min(tensor.offset for tensor in whole.tensors.values())])
     assert read_gguf_header(file) == whole
+
+
+def test_arrays_nested_without_end_are_refused(tmp_path: Path) -> None:
+    array_of_one_array = struct.pack("<IQ", 9, 1)
+    path = tmp_path / "nested.gguf"
+    one_value = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 9)
+    path.write_bytes(one_value + array_of_one_array * 100_000)
+    with pytest.raises(ModelLoadError, match=r"nested\.gguf"):
+        read_gguf_header(path)

@@ -15,7 +15,7 @@ from rich.table import Table
 from radixserve.api.app import create_app
 from radixserve.config import EngineConfig
 from radixserve.engine.async_engine import AsyncEngine
-from radixserve.errors import ConfigError, EngineDied
+from radixserve.errors import ConfigError, EngineDied, EngineUnavailable
 from radixserve.protocol import EngineReady
 
 _log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ async def _serve(config: EngineConfig, listener: socket.socket) -> int:
         dying = asyncio.create_task(engine.wait_dead())
         await asyncio.wait([serving, dying], return_when=asyncio.FIRST_COMPLETED)
         return 0 if serving.done() or server.is_draining else 1
+    except EngineUnavailable:
+        return 0  # a signal ended the server while it was loading
     except EngineDied as error:
         print(f"radixserve: error: {error}", file=sys.stderr)
         return 1

@@ -46,7 +46,8 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
 class _Stream:
     """What one request's reader has not read yet, and the error that ended the request, if one did."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_answers: int) -> None:
+        self._num_unfinished = num_answers
         self._deltas: deque[Delta] = deque()
         self._error: RequestError | None = None
         self._arrived = asyncio.Event()
@@ -56,6 +57,7 @@ class _Stream:
         if not self._deltas:
             self._unread_since = time.monotonic()
         self._deltas.append(delta)
+        self._num_unfinished -= delta.finish_reason is not None
         self._arrived.set()
 
     def fail(self, error: RequestError) -> None:
@@ -74,7 +76,9 @@ class _Stream:
         return self._deltas.popleft()
 
     def is_abandoned(self, now: float) -> bool:
-        return bool(self._deltas) and now - self._unread_since > MAX_READER_DELAY
+        """Whether answers grow that nobody reads. What is finished costs the engine nothing and can wait."""
+        is_growing = self._num_unfinished > 0 and bool(self._deltas)
+        return is_growing and now - self._unread_since > MAX_READER_DELAY
 
 
 class AsyncEngine:
@@ -165,7 +169,7 @@ class AsyncEngine:
             raise self._unavailable()
         self._check_prompt(ready, token_ids)
         request_id = str(next(self._request_ids))
-        stream = self._streams[request_id] = _Stream()
+        stream = self._streams[request_id] = _Stream(params.n)
         timeout = self.config.request_timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         num_unfinished = params.n

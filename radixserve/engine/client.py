@@ -32,6 +32,7 @@ from radixserve.protocol import (
 # A thread of OpenMP that waits spins by default; beside a busy API process a step then takes two to three times as long
 # (2 cores, 8 rows of 1,024 tokens: 578 ms against 292 ms with waits that sleep; alone 190 ms against 170 ms).
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+_SECRETS = {"RADIXSERVE_API_KEY"}
 _RECEIVE_SIZE = 1 << 18
 # How long an engine may take to end by itself, after the step in progress, before it is killed.
 STOP_SECONDS = 5.0
@@ -86,12 +87,13 @@ class ProcessClient:
             # -m alone would import from the working directory first, whatever lies there; the engine is to find what
             # this process does.
             command = [sys.executable, "-P", "-m", "radixserve.engine.process", str(theirs.fileno())]
+            environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
             search_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=_ENVIRONMENT | os.environ | {"PYTHONPATH": search_path},
+                env=_ENVIRONMENT | environment | {"PYTHONPATH": search_path},
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode_frame(self._config))

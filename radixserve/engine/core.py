@@ -21,6 +21,9 @@ from radixserve.protocol import (
 from radixserve.runner.executor import Executor
 from radixserve.tokenizer.tokenizer import Tokenizer
 
+# A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
+MAX_FAILED_STEPS_IN_A_ROW = 5
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +56,7 @@ class EngineCore:
         self._refusals: list[Delta] = []
         self._has_news = False
         self._num_steps = 0
+        self._num_failed_steps_in_a_row = 0
         self._num_computed_tokens = 0
         self._num_generated_tokens = 0
 
@@ -100,7 +104,8 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.
 
-        An exception in the executor ends the requests of that step with an error, and no others.
+        An exception in the executor ends the requests of that step with an error, and no others; at the
+        MAX_FAILED_STEPS_IN_A_ROWth step in a row that fails it is raised, and the engine is lost.
         """
         deltas, self._refusals = self._refusals, []
         self._has_news = False
@@ -125,9 +130,13 @@ class EngineCore:
         try:
             sampled = self._executor.execute(batch)
         except Exception:
+            self._num_failed_steps_in_a_row += 1
+            if self._num_failed_steps_in_a_row == MAX_FAILED_STEPS_IN_A_ROW:
+                raise
             _log.exception("a step of %d rows failed; its requests end with an error", len(batch.rows))
             lost = self._scheduler.fail_step()
             return [self._fail(request, "the engine failed while it computed this request") for request in lost]
+        self._num_failed_steps_in_a_row = 0
         self._num_steps += 1
         self._num_computed_tokens += batch.num_tokens
         result = self._scheduler.update(batch, sampled)

@@ -169,6 +169,17 @@ async def test_a_reader_that_stops_reading_is_ended(tokenizer, monkeypatch: pyte
             await anext(deltas)
 
 
+async def test_a_finished_answer_waits_for_a_slow_reader(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        deltas = engine.generate([1] * 40, SHORT)
+        await anext(deltas)
+        await until(lambda: is_idle(engine))
+        monkeypatch.setattr(async_engine, "MAX_READER_DELAY", 0.0)
+        await engine.control(ResetCache())
+        await until(lambda: engine.stats.cache.num_cached_blocks == 0)
+        assert [delta.token_ids async for delta in deltas] == [[65]] * 3
+
+
 async def test_a_request_over_the_time_limit_ends_with_an_error(tokenizer) -> None:
     config = EngineConfig(request_timeout=0.05)
     async with running(stub_engine(tokenizer, always(65), config=config, max_model_len=4096, num_blocks=300)) as engine:

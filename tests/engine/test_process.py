@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from radixserve.config import EngineConfig
@@ -99,6 +100,14 @@ async def test_an_engine_that_dies_three_times_stays_down(config: EngineConfig) 
     with pytest.raises(EngineUnavailable, match="dead"):
         await collect(engine, SamplingParams(max_tokens=1))
     await engine.close()
+
+
+async def test_the_engine_process_knows_no_api_keys(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXSERVE_API_KEY", "s3cret")
+    client = ProcessClient(msgspec.structs.replace(config, api_key=("s3cret",)))
+    await client.start()
+    assert "s3cret" not in Path(f"/proc/{client.pid}/environ").read_text()
+    await client.stop()
 
 
 async def test_the_engine_process_ends_with_its_socket(config: EngineConfig) -> None:

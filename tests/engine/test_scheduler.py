@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from radixserve.engine.core import MAX_FAILED_STEPS_IN_A_ROW
 from tests.engine.harness import Harness
 from tests.stub import always, counting
 
@@ -158,6 +159,18 @@ def test_a_failed_step_ends_its_own_requests_with_an_error(make_harness: MakeHar
     harness.run()
     assert harness.failures[bad].kind == "internal_error"
     assert len(harness.results[good].answers[0].token_ids) == 4
+
+
+def test_an_engine_whose_steps_all_fail_gives_up_for_a_new_one(make_harness: MakeHarness) -> None:
+    harness = make_harness(max_num_seqs=1, fail_on=lambda context: context[0] == 66)
+    for _ in range(MAX_FAILED_STEPS_IN_A_ROW - 1):
+        harness.add([66, 1])
+    harness.add([65, 1])
+    harness.run()
+    for _ in range(MAX_FAILED_STEPS_IN_A_ROW):
+        harness.add([66, 1])
+    with pytest.raises(RuntimeError, match="told to fail"):
+        harness.run()
 
 
 def test_a_row_that_is_not_finite_ends_alone(make_harness: MakeHarness) -> None:
