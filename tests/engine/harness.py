@@ -1,7 +1,7 @@
 """An engine driven step by step, without a process or an event loop."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.core.kv_cache import KVCache
@@ -13,6 +13,13 @@ from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.stub import StubExecutor, Table
 
+BLOCK_SIZE = 16
+
+
+def ids(start: int, count: int) -> list[int]:
+    """Return a prompt of count tokens; different starts give prompts with different first tokens."""
+    return [(start + 7 * i) % 200 for i in range(count)]
+
 
 class Harness:
     """Adds requests, runs steps, and collects what each request got."""
@@ -23,7 +30,7 @@ class Harness:
         table: Table,
         *,
         num_blocks: int = 64,
-        block_size: int = 16,
+        block_size: int = BLOCK_SIZE,
         max_model_len: int = 512,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
@@ -93,3 +100,6 @@ class Harness:
     @property
     def stats(self) -> EngineStats:
         return self.core.stats()
+
+
+MakeHarness = Callable[..., Harness]

@@ -3,24 +3,12 @@
 The stub checks on every step that each row reads K/V of exactly its own prefix (see tests.stub).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from tests.engine.harness import Harness
-from tests.stub import counting
-
-B = 16
-MakeHarness = Callable[..., Harness]
-
-
-def ids(start: int, count: int) -> list[int]:
-    return [(start + 7 * i) % 200 for i in range(count)]
-
-
-@pytest.fixture
-def make_harness(tokenizer) -> MakeHarness:
-    return lambda **options: Harness(tokenizer, counting(200), **{"block_size": B, **options})
+from tests.engine.harness import BLOCK_SIZE as B
+from tests.engine.harness import MakeHarness, ids
 
 
 def cold(make_harness: MakeHarness, prompt: Sequence[int], **params) -> list[int]:

@@ -1,24 +1,11 @@
 """What the scheduler promises, seen from outside: everyone is answered, nothing leaks, nobody's answer changes."""
 
-from collections.abc import Callable
-
 import pytest
 
 from radixserve.engine.core import MAX_FAILED_STEPS_IN_A_ROW
-from tests.engine.harness import Harness
-from tests.stub import always, counting
-
-B = 16
-MakeHarness = Callable[..., Harness]
-
-
-def ids(start: int, count: int) -> list[int]:
-    return [(start + 7 * i) % 200 for i in range(count)]
-
-
-@pytest.fixture
-def make_harness(tokenizer) -> MakeHarness:
-    return lambda **options: Harness(tokenizer, options.pop("table", counting(200)), **{"block_size": B, **options})
+from tests.engine.harness import BLOCK_SIZE as B
+from tests.engine.harness import MakeHarness, ids
+from tests.stub import always
 
 
 def test_sc_1_a_request_that_can_never_fit_is_refused_and_blocks_no_one(make_harness: MakeHarness) -> None:
