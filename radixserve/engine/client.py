@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -77,9 +78,14 @@ class ProcessClient:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "radixserve.engine.process", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_ENVIRONMENT | os.environ
-            )
+            # A Ctrl-C reaches the whole group; the process is to hold it back until it can say that it ignores it.
+            held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            try:
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_ENVIRONMENT | os.environ
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode_frame(self._config))
         match await self._receive():
