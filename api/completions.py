@@ -39,7 +39,8 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     prompts = encode_prompts(split_prompts(request.prompt), service.engine.tokenizer, ready.vocab_size)
-    fields = BudgetFields(prompt="prompt", budget=budget_field(request), clamp=False)
+    is_given = request.max_tokens is not None or request.max_completion_tokens is not None
+    fields = BudgetFields(prompt="prompt", budget=budget_field(request), clamp=not is_given)
     return Generation(
         prompts=prompts,
         params=fit_budget(prompts, params, ready.max_model_len, fields),

@@ -79,10 +79,10 @@ def check_token_ids(token_ids: list[int], path: str, vocab_size: int) -> None:
 def fit_budget(
     prompts: Sequence[Sequence[int]], params: SamplingParams, max_model_len: int, fields: BudgetFields
 ) -> SamplingParams:
-    """Return params with a budget that fits the context beside the longest prompt.
+    """Return params with a budget that fits the context; a clamped one beside the shortest prompt.
 
-    Raises PromptTooLong if a prompt leaves no room for a token of the answer, or less room than was asked for where
-    that is not clamped.
+    The engine ends the answers to longer prompts where the context does. Raises PromptTooLong if a prompt leaves no
+    room for a token of the answer, or less room than was asked for where that is not clamped.
     """
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     num_tokens = len(prompts[longest])
@@ -98,4 +98,4 @@ def fit_budget(
         return params
     if not fields.clamp:
         raise PromptTooLong(f"{facts}; send at most {room}", param=fields.budget)
-    return msgspec.structs.replace(params, max_tokens=room)
+    return msgspec.structs.replace(params, max_tokens=min(budget, max_model_len - min(map(len, prompts))))

@@ -66,7 +66,11 @@ class LLM:
         Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
         """
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        return self._portal.call(self._generate_all, encoded, params or SamplingParams(), show_progress)
+        call = self._portal.start_task_soon(self._generate_all, encoded, params or SamplingParams(), show_progress)
+        try:
+            return call.result()
+        finally:
+            call.cancel()  # at Ctrl-C: nobody waits for the answers that still run
 
     def chat(
         self,

@@ -1,7 +1,9 @@
 """The engine for offline use: lists in, lists out."""
 
 import asyncio
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +95,15 @@ def test_closing_frees_its_threads(model: Path) -> None:
     with LLM(str(model), num_kv_blocks=16) as llm:
         llm.generate("abc", GREEDY)
     assert threading.active_count() <= before
+
+
+def test_ctrl_c_ends_the_requests_of_the_call(model: Path) -> None:
+    with LLM(str(model), num_kv_blocks=256) as llm:
+        typed = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+        typed.start()
+        endless = SamplingParams(max_tokens=1000, ignore_eos=True)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, i % 250] for i in range(300)], endless, show_progress=False)
+        began = time.monotonic()
+        assert llm.generate([[1, 2, 3]], GREEDY, show_progress=False)[0].answers[0].token_ids
+        assert time.monotonic() - began < 5

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -89,12 +90,17 @@ class ProcessClient:
             command = [sys.executable, "-P", "-m", "radixserve.engine.process", str(theirs.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
             search_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=_ENVIRONMENT | environment | {"PYTHONPATH": search_path},
-            )
+            # A Ctrl-C reaches the whole group; the process is to hold it back until it can say that it ignores it.
+            held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=_ENVIRONMENT | environment | {"PYTHONPATH": search_path},
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(encode_frame(self._config))
         match await self._receive():

@@ -126,6 +126,7 @@ def main() -> None:
     # A Ctrl-C or a stop of the whole group reaches the server too, which drains and then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         run(Connection(socket.socket(fileno=int(sys.argv[1]))))
     except EOFError:

@@ -103,6 +103,13 @@ async def test_api_4_completions_at_the_edge_of_the_context(
         assert "64" in error["message"]
 
 
+async def test_api_4_the_default_budget_of_completions_is_lowered_to_the_room(client: httpx.AsyncClient) -> None:
+    for prompt, generated in (([1] * 63, 1), ([1] * 50, 14), ([[1] * 63, [1] * 5], 1 + 16)):
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt, "ignore_eos": True})
+        assert answer.json()["usage"]["completion_tokens"] == generated
+        assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"length"}
+
+
 async def test_api_4_a_chat_goes_up_to_the_edge_of_the_context(client: httpx.AsyncClient) -> None:
     def chat(length: int, **fields: Any) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": "x" * length}], "ignore_eos": True, **fields}

@@ -64,6 +64,19 @@ async def test_the_engine_process_answers_as_one_in_this_process(config: EngineC
     assert len(results[0].answers[1].token_ids) == 20
 
 
+async def test_a_ctrl_c_of_the_group_does_not_end_an_engine_that_loads(config: EngineConfig) -> None:
+    clients = Clients()
+    engine = AsyncEngine(config, clients)
+    loading = asyncio.create_task(engine.start())
+    while not hasattr(clients, "last") or clients.last.pid is None:
+        await asyncio.sleep(0)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        os.kill(clients.last.pid, stop)
+    await loading
+    assert engine.status == "ready"
+    await engine.close()
+
+
 async def test_a_killed_engine_ends_its_streams_and_comes_back(config: EngineConfig) -> None:
     clients = Clients()
     engine = AsyncEngine(config, clients)
