@@ -47,7 +47,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, ChatRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = chat_sampling_params(request, ready)
+    params = chat_sampling_params(request)
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     prompt = encode_messages(request.messages, request, service.engine.tokenizer)

@@ -35,7 +35,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, CompletionRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = completion_sampling_params(request, ready)
+    params = completion_sampling_params(request)
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     prompts = encode_prompts(split_prompts(request.prompt), service.engine.tokenizer, ready.vocab_size)

@@ -1,27 +1,11 @@
-"""Chat messages, checked and brought into the one form that chat templates read."""
+"""The messages of a request as token ids."""
 
-from typing import Any
-
-import msgspec
-
-from radixserve.api.requests import ChatRequest, ContentPart, Message, TokenizeRequest, ToolCall
+from radixserve.api.requests import ChatRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
-# Models are not trained on "developer", OpenAI's newer name for the same role.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-
-
-def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates take them: content a string, call arguments an object.
-
-    The text parts of a list are joined with nothing in between. Raises InvalidRequest, with the index in the message,
-    for an unknown role, content that is missing, and a part that is no text.
-    """
-    if not messages:
-        raise InvalidRequest("messages is empty; send at least one", param="messages")
-    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
@@ -53,58 +37,3 @@ def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequ
         )
     except RecursionError:
         raise InvalidRequest("messages or chat_template_kwargs are nested too deeply", param="messages") from None
-
-
-def _template_message(message: Message, path: str) -> dict[str, Any]:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise InvalidRequest(
-            f"{path}.role is {message.role!r}; it must be one of {', '.join(_ROLES)}", param="messages"
-        )
-    for name in ("audio", "function_call", "cache_control"):
-        if getattr(message, name) is not None:
-            raise InvalidRequest(f"{path}.{name} is not supported yet; leave it out", param="messages")
-    if message.tool_calls and role != "assistant":
-        raise InvalidRequest(f"{path}.tool_calls: only an assistant message has them", param="messages")
-    if message.content is None and not message.tool_calls:
-        raise InvalidRequest(f"{path}.content is missing; only tool_calls can stand in for it", param="messages")
-    rendered: dict[str, Any] = {"role": role, "content": _text(message.content, f"{path}.content")}
-    if message.name is not None:
-        rendered["name"] = message.name
-    if message.tool_call_id is not None:
-        rendered["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        rendered["tool_calls"] = [_template_tool_call(call) for call in message.tool_calls]
-    return rendered
-
-
-def _text(content: str | list[ContentPart] | None, path: str) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for index, part in enumerate(content):
-        if part.type != "text":
-            raise InvalidRequest(f"{path}[{index}] is of type {part.type!r}; only text is taken", param="messages")
-        if part.text is None:
-            raise InvalidRequest(f"{path}[{index}].text is missing", param="messages")
-        for name in ("cache_control", "prompt_cache_breakpoint"):
-            if getattr(part, name) is not None:
-                raise InvalidRequest(f"{path}[{index}].{name} is not supported yet; leave it out", param="messages")
-    return "".join(part.text or "" for part in content)
-
-
-def _template_tool_call(call: ToolCall) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
-    rendered: dict[str, Any] = {"type": "function", "function": function}
-    if call.id is not None:
-        rendered["id"] = call.id
-    return rendered
-
-
-def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Parse arguments that are a JSON object, as templates print them as JSON; leave any other text as it is."""
-    if isinstance(arguments, str):
-        try:
-            return msgspec.json.decode(arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            return arguments
-    return arguments or {}

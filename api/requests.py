@@ -4,42 +4,7 @@ from typing import Any
 
 import msgspec
 
-
-class ContentPart(msgspec.Struct):
-    """A part of a message's content; only text is taken."""
-
-    type: str
-    text: str | None = None
-    cache_control: Any = None
-    prompt_cache_breakpoint: Any = None
-
-
-class FunctionCall(msgspec.Struct):
-    """The function that an earlier answer called, arguments as a JSON text or as an object."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(msgspec.Struct):
-    """One call of a tool in an earlier answer."""
-
-    function: FunctionCall
-    id: str | None = None
-    type: str | None = None
-
-
-class Message(msgspec.Struct):
-    """One message of a conversation."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    audio: Any = None
-    function_call: Any = None
-    cache_control: Any = None
+from radixserve.tokenizer.messages import Message
 
 
 class StreamOptions(msgspec.Struct):

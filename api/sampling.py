@@ -4,7 +4,6 @@ from typing import Any
 
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import EngineReady
 from radixserve.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -28,7 +27,7 @@ _SHARED_FIELDS = (
 )
 
 
-def chat_sampling_params(request: ChatRequest, ready: EngineReady) -> SamplingParams:
+def chat_sampling_params(request: ChatRequest) -> SamplingParams:
     """Return the sampling settings of a chat; max_tokens None means until the model ends or the context is full.
 
     Raises InvalidRequest with the field as param.
@@ -39,17 +38,17 @@ def chat_sampling_params(request: ChatRequest, ready: EngineReady) -> SamplingPa
     elif request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     _check_logprobs("top_logprobs", logprobs)
-    return _sampling_params(request, ready, max_tokens=_max_tokens(request), logprobs=logprobs)
+    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs)
 
 
-def completion_sampling_params(request: CompletionRequest, ready: EngineReady) -> SamplingParams:
+def completion_sampling_params(request: CompletionRequest) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
     max_tokens = _max_tokens(request)
     if max_tokens is None:
         # A floor given by min_tokens says that more than the default is wanted.
         max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
-    return _sampling_params(request, ready, max_tokens=max_tokens, logprobs=request.logprobs)
+    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs)
 
 
 def budget_field(request: GenerationRequest) -> str:
@@ -70,12 +69,8 @@ def _check_logprobs(name: str, value: int | None) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be from 0 to {MAX_LOGPROBS}", param=name)
 
 
-def _sampling_params(
-    request: GenerationRequest, ready: EngineReady, *, max_tokens: int | None, logprobs: int | None
-) -> SamplingParams:
+def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     _check_tools(request)
-    _check_token_ids("logit_bias", request.logit_bias or (), ready.vocab_size)
-    _check_token_ids("stop_token_ids", request.stop_token_ids or (), ready.vocab_size)
     given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
     stop = request.stop if request.stop is not None else ()
     params = SamplingParams(
@@ -90,12 +85,6 @@ def _sampling_params(
             f"best_of is {request.best_of}; only the value of n, {params.n} here, is supported", param="best_of"
         )
     return params
-
-
-def _check_token_ids(name: str, token_ids: Any, vocab_size: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"{name} names token {token_id}; token ids are 0 to {vocab_size - 1}", param=name)
 
 
 def _check_tools(request: GenerationRequest) -> None:

@@ -5,7 +5,7 @@ RADIXSERVE_<FIELD>, and a keyword of LLM and AsyncEngine.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -82,6 +82,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("--gpu-memory-utilization needs a GPU; with --device cpu give --kv-cache-memory")
         for entry in self.api_key:
             split_api_key(entry)
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> "EngineConfig":
+        """Return the configuration of these fields, checking their types too; a size may be written as 2GiB.
+
+        Raises ConfigError that names the field.
+        """
+        size = settings.get("kv_cache_memory")
+        if isinstance(size, str):
+            settings = settings | {"kv_cache_memory": parse_size(size)}
+        try:
+            return msgspec.convert(settings, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the settings are wrong: {error}") from None
 
     def __repr__(self) -> str:
         """Return the settings that are not their defaults, without the keys, which must not get into a log."""

@@ -6,18 +6,19 @@ from contextlib import ExitStack, aclosing
 from types import TracebackType
 from typing import Any, Self, cast
 
+import msgspec
 from anyio.from_thread import start_blocking_portal
 from tqdm import tqdm
 
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.in_process import in_process_engine
-from radixserve.errors import ConfigError, InvalidRequest
+from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest
 from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
-Message = dict[str, Any]
 
 _SERVER_FIELDS = {
     "host",
@@ -42,7 +43,9 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         if misplaced := sorted(_SERVER_FIELDS & settings.keys()):
             raise ConfigError(f"{', '.join(misplaced)}: only a server has this; leave it out of LLM")
-        self._engine = in_process_engine(EngineConfig(model=model, **settings), show_progress=True)
+        config = EngineConfig.from_settings({"model": model} | settings)
+        self._is_closed = False
+        self._engine = in_process_engine(config, show_progress=True)
         with ExitStack() as resources:
             self._portal = resources.enter_context(start_blocking_portal())
             self._portal.call(self._engine.start)
@@ -65,6 +68,8 @@ class LLM:
 
         Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
         """
+        if self._is_closed:
+            raise EngineUnavailable("this LLM is closed; make another")
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
         call = self._portal.start_task_soon(self._generate_all, encoded, params or SamplingParams(), show_progress)
         try:
@@ -74,21 +79,34 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         params: SamplingParams | None = None,
         *,
         show_progress: bool = True,
     ) -> list[GenerationResult]:
-        """Answer one conversation or several, each a list of messages with role and content, by the chat template."""
-        if not messages:
-            raise InvalidRequest("messages is empty", param="messages")
-        several = [messages] if isinstance(messages[0], dict) else messages
-        conversations = cast(Sequence[Sequence[Message]], several)
-        prompts = [self.tokenizer.encode_chat(list(conversation)) for conversation in conversations]
+        """Answer one conversation or several, each a list of messages in OpenAI's form, by the chat template.
+
+        Raises a RequestError if a conversation cannot be answered; then the others are not answered either.
+        """
+        is_one = not messages or isinstance(messages[0], dict)
+        conversations = [messages] if is_one else messages
+        prompts = [self._encode_chat(conversation) for conversation in conversations]
         return self.generate(prompts, params, show_progress=show_progress)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        try:
+            return msgspec.convert(prompt, list[int])
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"a prompt is text or a list of token ids: {error}", param="prompt") from None
+
+    def _encode_chat(self, conversation: object) -> list[int]:
+        try:
+            messages = msgspec.convert(conversation, list[Message])
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"a conversation is a list of messages: {error}", param="messages") from None
+        return self.tokenizer.encode_chat(template_messages(messages))
 
     async def _generate_all(
         self, prompts: list[list[int]], params: SamplingParams, show_progress: bool
@@ -113,7 +131,8 @@ class LLM:
         return results
 
     def close(self) -> None:
-        """End the engine and free the model."""
+        """End the engine and free the model. Closing it again does nothing."""
+        self._is_closed = True
         self._resources.close()
 
     def __enter__(self) -> Self:

@@ -75,10 +75,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why the engine ended a request without an answer."""
+    """Why the engine ended a request without an answer. param: the field at fault, if it is one."""
 
     kind: FailureKind
     message: str
+    param: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,8 @@
 """How a request wants its tokens chosen: values, checked once when they are made."""
 
 import math
+from functools import cache
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -48,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         _check_integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
@@ -78,6 +81,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
+    def _check_types(self) -> None:
+        """Check what annotations only promise, and turn lists into tuples."""
+        for name, kind in _field_types().items():
+            value = getattr(self, name)
+            try:
+                converted = msgspec.convert(value, kind)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"{name} is {value!r:.200}: {error}", param=name) from None
+            if converted is not value:
+                msgspec.structs.force_setattr(self, name, converted)
+
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken at each step."""
@@ -87,6 +101,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_penalties(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@cache
+def _field_types() -> dict[str, Any]:
+    return get_type_hints(SamplingParams)
 
 
 def _check_integer(name: str, value: int, low: int, high: int) -> None:

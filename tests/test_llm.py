@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from radixserve import LLM, SamplingParams
-from radixserve.errors import ConfigError, InvalidRequest, ModelLoadError, PromptTooLong
+from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
 from tests.tiny_engine import write_tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -107,3 +107,37 @@ def test_ctrl_c_ends_the_requests_of_the_call(model: Path) -> None:
         began = time.monotonic()
         assert llm.generate([[1, 2, 3]], GREEDY, show_progress=False)[0].answers[0].token_ids
         assert time.monotonic() - began < 5
+
+
+def test_chat_checks_messages_as_the_http_api_does(llm: LLM) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+    plain = [{"role": "user", "content": "hi"}]
+    assert llm.chat(parts, GREEDY)[0].prompt_token_ids == llm.chat(plain, GREEDY)[0].prompt_token_ids
+    for wrong in ("hi", [[]], [{"role": "x", "content": "hi"}], [{"role": "user"}], [{"content": "hi"}], [3]):
+        with pytest.raises(InvalidRequest) as caught:
+            llm.chat(wrong, GREEDY)
+        assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("prompts", [[1.5], [[True]], [["a", 1]], [None], [3, "a"]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: list) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate(prompts, GREEDY)
+    assert caught.value.param == "prompt"
+
+
+def test_a_closed_llm_says_so(model: Path) -> None:
+    llm = LLM(str(model), num_kv_blocks=16)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        llm.generate("abc", GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"dtype": "x"}, "dtype"), ({"num_kv_blocks": "x"}, "num_kv_blocks"), ({"kv_cache_memory": "x"}, "no size")],
+)
+def test_settings_of_a_wrong_type_are_a_config_error(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(**settings)

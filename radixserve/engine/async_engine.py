@@ -168,6 +168,7 @@ class AsyncEngine:
         if ready is None or client is None:
             raise self._unavailable()
         self._check_prompt(ready, token_ids)
+        self._check_params(ready, params)
         request_id = str(next(self._request_ids))
         stream = self._streams[request_id] = _Stream(params.n)
         timeout = self.config.request_timeout
@@ -210,6 +211,14 @@ class AsyncEngine:
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < ready.vocab_size:
                 raise InvalidRequest(f"token id {token_id} is not in 0 to {ready.vocab_size - 1}", param="prompt")
+
+    def _check_params(self, ready: EngineReady, params: SamplingParams) -> None:
+        for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token_id in token_ids:
+                if not 0 <= token_id < ready.vocab_size:
+                    raise InvalidRequest(
+                        f"{name} names token {token_id}; token ids are 0 to {ready.vocab_size - 1}", param=name
+                    )
 
     async def _load(self) -> EngineReady:
         try:
@@ -293,4 +302,4 @@ def _error_of(failure: Failure) -> RequestError:
         "queue_full": QueueFull,
         "internal_error": RequestFailed,
     }
-    return kinds[failure.kind](failure.message)
+    return kinds[failure.kind](failure.message, param=failure.param)

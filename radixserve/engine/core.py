@@ -180,10 +180,10 @@ class EngineCore:
         num_prompt_tokens = len(message.prompt_token_ids) // 4
         if not 1 <= num_prompt_tokens < limits.max_model_len:
             text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
-            return Failure("invalid_request", text)
+            return Failure("invalid_request", text, param="prompt")
         if message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
-            return Failure("invalid_request", text)
+            return Failure("invalid_request", text, param="n")
         if self._scheduler.num_queued >= self._max_queued_requests:
             return Failure("queue_full", f"{self._scheduler.num_queued} requests are waiting already; try again later")
         return None

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixserve.api.messages import encode_messages, template_messages
-from radixserve.api.requests import ChatRequest, Message
+from radixserve.api.messages import encode_messages
+from radixserve.api.requests import ChatRequest
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.byte_tokenizer import load_byte_tokenizer
 

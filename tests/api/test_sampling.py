@@ -7,31 +7,15 @@ import pytest
 from radixserve.api.requests import ChatRequest, CompletionRequest
 from radixserve.api.sampling import chat_sampling_params, completion_sampling_params
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import CacheStats, EngineReady, EngineStats
 from radixserve.sampling_params import SamplingParams
-
-READY = EngineReady(
-    model_name="m",
-    architecture="llama",
-    dtype="float32",
-    device="cpu",
-    max_model_len=64,
-    vocab_size=300,
-    block_size=16,
-    num_blocks=8,
-    bytes_per_block=1,
-    load_seconds=0.0,
-    notices=[],
-    stats=EngineStats(0, 0, 0, 0, 0, 0, CacheStats(16, 8, 8, 0, 0, 0, 0, 0, 0, 0)),
-)
 
 
 def chat(**fields: Any) -> SamplingParams:
-    return chat_sampling_params(ChatRequest(messages=[], **fields), READY)
+    return chat_sampling_params(ChatRequest(messages=[], **fields))
 
 
 def completion(**fields: Any) -> SamplingParams:
-    return completion_sampling_params(CompletionRequest(**fields), READY)
+    return completion_sampling_params(CompletionRequest(**fields))
 
 
 def refused_field(make: Any, **fields: Any) -> str | None:
@@ -107,9 +91,6 @@ def test_api_3_a_budget_of_nothing_is_refused_by_name(make: Any, name: str, valu
         ("n", 129),
         ("seed", 2**63),
         ("logit_bias", {5: 101.0}),
-        ("logit_bias", {300: 1.0}),
-        ("logit_bias", {-1: 1.0}),
-        ("stop_token_ids", [300]),
         ("stop", ""),
         ("stop", ["x", ""]),
         ("stop", ["x"] * 17),

@@ -205,6 +205,16 @@ async def test_a_prompt_that_cannot_be_answered_is_refused(tokenizer, prompt: li
         assert (await collect(engine, [258] + [1] * 510, SHORT)).answers[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("logit_bias", {259: 1.0}), ("logit_bias", {-1: 1.0}), ("stop_token_ids", (259,)), ("n", 65)]
+)
+async def test_params_that_the_engine_cannot_follow_are_refused_by_name(tokenizer, field: str, value: object) -> None:
+    async with running(stub_engine(tokenizer, always(65))) as engine:
+        with pytest.raises(InvalidRequest) as caught:
+            await collect(engine, [1], SamplingParams(**{field: value}))
+        assert caught.value.param == field
+
+
 async def test_a_full_queue_raises(tokenizer) -> None:
     config = EngineConfig(max_num_seqs=1, max_queued_requests=1)
     async with running(stub_engine(tokenizer, always(65), config=config)) as engine:
