@@ -39,13 +39,20 @@ CHAT_GROUPS: tuple[Group, ...] = ("model", "cache")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for wrong settings, 1 for another failure, each with one line."""
     try:
-        return _run(sys.argv[1:] if argv is None else list(argv), os.environ)
+        try:
+            return _run(sys.argv[1:] if argv is None else list(argv), os.environ)
+        finally:
+            sys.stdout.flush()
     except ConfigError as error:
         return _fail(error, EXIT_CONFIG)
     except RadixServeError as error:
         return _fail(error, EXIT_FAILURE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does. What is still buffered must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
 
 
 def _fail(error: RadixServeError, exit_code: int) -> int:

@@ -28,18 +28,19 @@ def run(config: EngineConfig) -> int:
     """
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _listen(config.host, config.port) as listener:
-        return asyncio.run(_serve(config, listener))
+        engine = AsyncEngine(config)
+        return asyncio.run(_serve(engine, listener))
 
 
-async def _serve(config: EngineConfig, listener: socket.socket) -> int:
-    engine = AsyncEngine(config)
+async def _serve(engine: AsyncEngine, listener: socket.socket) -> int:
     server = _Server(engine)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await asyncio.sleep(0)  # from here on the server handles the signals
     try:
         ready = await _load(engine, serving)
         if ready is None:
             return 0
-        _print_table(config, ready, listener)
+        _print_table(engine.config, ready, listener)
         dying = asyncio.create_task(engine.wait_dead())
         await asyncio.wait([serving, dying], return_when=asyncio.FIRST_COMPLETED)
         return 0 if serving.done() or server.is_draining else 1
@@ -89,6 +90,7 @@ class _Server(uvicorn.Server):
                 create_app(engine),
                 log_config=None,
                 access_log=False,
+                ws="none",
                 lifespan="off",
                 server_header=False,
                 timeout_graceful_shutdown=1,

@@ -38,7 +38,7 @@ def snippet(word: str) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_the_curl_command_answers(server: RunningServer) -> None:
-    assert "Paris" in run(*snippet("curl"), server)
+    assert "Rome" in run(*snippet("curl"), server)
 
 
 @pytest.mark.slow

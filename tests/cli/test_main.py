@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +114,13 @@ def test_a_server_that_refuses_the_key_ends_the_benchmark(fake: FakeServer, caps
     fake.failing_calls = {1: JSONResponse({"error": {"message": "bad key"}}, status_code=401)}
     assert main(["bench", "serve", "--workload", "single", "--base-url", fake.url]) == 1
     assert "answered 401: bad key" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "radixserve", "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate()
+    assert errors == b""
