@@ -45,10 +45,10 @@ def test_the_curl_command_answers(server: RunningServer) -> None:
 def test_the_openai_snippet_prints_what_it_says(server: RunningServer) -> None:
     language, code = snippet("from openai")
     said = re.findall(r"^# (.*)$", code, re.MULTILINE)
-    # Other tests may have asked the same question before, so only the second count is certain.
+    # Prompts of other tests begin alike, so only the second count is certain.
     printed = run(language, code, server).splitlines()
     assert printed[1] == said[1]
-    assert printed[0].rpartition(" ")[0] == said[0].rpartition(" ")[0]
+    assert said[0].startswith(printed[0].rpartition(" ")[0])
 
 
 @pytest.mark.slow
