@@ -31,7 +31,8 @@ from radixserve.protocol import (
 )
 
 # A thread of OpenMP that waits spins by default; beside a busy API process a step then takes two to three times as long
-# (2 cores, 8 rows of 1,024 tokens: 578 ms against 292 ms with waits that sleep; alone 190 ms against 170 ms).
+# (benchmarks/profile_step.py beside a busy loop, 2 cores, 8 rows of 1,024 tokens: 578 ms against 292 ms with waits that
+# sleep). Alone the two differ by less than this machine's noise.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 _SECRETS = {"RADIXSERVE_API_KEY"}
 _RECEIVE_SIZE = 1 << 18

@@ -16,6 +16,7 @@ from radixserve.protocol import (
     Delta,
     EngineStats,
     Failure,
+    ResetCache,
     StepOutput,
 )
 from radixserve.runner.executor import Executor
@@ -97,9 +98,11 @@ class EngineCore:
 
     def control(self, command: ControlCommand) -> ControlResult:
         """Run one command between two steps."""
-        num_dropped_blocks, num_kept_blocks = self._cache.reset()
-        self._has_news = True
-        return CacheWasReset(num_dropped_blocks, num_kept_blocks)
+        match command:
+            case ResetCache():
+                num_dropped_blocks, num_kept_blocks = self._cache.reset()
+                self._has_news = True
+                return CacheWasReset(num_dropped_blocks, num_kept_blocks)
 
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.

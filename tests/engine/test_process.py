@@ -119,8 +119,24 @@ async def test_the_engine_process_knows_no_api_keys(config: EngineConfig, monkey
     monkeypatch.setenv("RADIXSERVE_API_KEY", "s3cret")
     client = ProcessClient(msgspec.structs.replace(config, api_key=("s3cret",)))
     await client.start()
-    assert "s3cret" not in Path(f"/proc/{client.pid}/environ").read_text()
+    environment = Path(f"/proc/{client.pid}/environ").read_text()
+    assert "s3cret" not in environment
     await client.stop()
+
+
+async def test_idle_threads_of_the_engine_sleep_unless_told_otherwise(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        if given is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        else:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        client = ProcessClient(config)
+        await client.start()
+        variables = Path(f"/proc/{client.pid}/environ").read_text().split("\0")
+        assert f"OMP_WAIT_POLICY={expected}" in variables
+        await client.stop()
 
 
 async def test_the_engine_process_ends_with_its_socket(config: EngineConfig) -> None:
