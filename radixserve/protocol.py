@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -23,12 +24,14 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     request_id: unique among live requests; the sender makes it, never a caller of the API.
     prompt_token_ids: int32 in native order, at least one, each inside the vocabulary, fewer than max_model_len.
     namespace: prefixes are shared between requests of equal namespaces only (see radixserve.core.namespace).
+    priority: lower goes first, under the priority policy.
     """
 
     request_id: str
     prompt_token_ids: bytes
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     namespace: bytes = b""
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -82,6 +85,26 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
 
 
+class BeamScore(msgspec.Struct, frozen=True, array_like=True):
+    """What a hypothesis is worth: the sum of its log-probabilities, and that with the length penalty."""
+
+    cumulative_logprob: float
+    score: float
+
+
+class BeamMemory(msgspec.Struct, frozen=True, array_like=True):
+    """The K/V blocks of one beam search.
+
+    peak_blocks: most distinct blocks that its beams held at a step. peak_blocks_without_sharing: what the live beams
+    of that step would have held on their own, ceil(length / block_size) each. blocks_copied: copies on write.
+    """
+
+    block_size: int
+    peak_blocks: int
+    peak_blocks_without_sharing: int
+    blocks_copied: int
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What one step added to one answer (choice `index`) of a request.
 
@@ -90,6 +113,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: prompt tokens of the request whose K/V were read from the cache; the same in all its deltas.
     stop_reason: the stop string, or the stop token id other than the end token, that ended the answer.
     failure: set on the one delta that ends a whole request (index 0) without an answer.
+    A beam search tells each hypothesis it returns in one delta, all in the step that ends it, index 0 the best.
+    beam: that hypothesis's score. beam_memory: the figures of the search, in each of its deltas.
+    prompt_logprobs: in a request's first delta if they were asked for: one entry a prompt token, None for the first.
     """
 
     request_id: str
@@ -101,6 +127,9 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     failure: Failure | None = None
+    beam: BeamScore | None = None
+    beam_memory: BeamMemory | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class CacheStats(msgspec.Struct, frozen=True):

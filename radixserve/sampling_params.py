@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from radixserve.errors import InvalidRequest
+from radixserve.grammar import Grammar
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -17,7 +18,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_INTEGER = 2**63 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sampling"):
     """Sampling settings of one request. Raises InvalidRequest, with the field as param, for a value out of range.
 
     n: independent answers to the one prompt. max_tokens: None means until the model ends or the context is full.
@@ -28,6 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     from the logits before any of these settings is applied.
     stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
+    grammar: the answer's text must belong to it.
     """
 
     n: int = 1
@@ -48,30 +50,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
-        _check_integer("n", self.n, 1, MAX_CHOICES)
+        check_types(self, _field_types())
+        check_integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
-        _check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER if self.max_tokens is None else self.max_tokens)
-        _check_number("temperature", self.temperature, 0.0, 2.0)
-        _check_number("top_p", self.top_p, 0.0, 1.0)
+            check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+        check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER if self.max_tokens is None else self.max_tokens)
+        check_number("temperature", self.temperature, 0.0, 2.0)
+        check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be above 0; for greedy decoding send temperature 0", param="top_p")
-        _check_integer("top_k", self.top_k, -1, MAX_INTEGER)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
+        check_integer("top_k", self.top_k, -1, MAX_INTEGER)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0)
         if self.repetition_penalty == 0.0:
             raise InvalidRequest("repetition_penalty must be above 0; 1 means off", param="repetition_penalty")
-        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens", param="logit_bias")
         for bias in self.logit_bias.values():
-            _check_number("logit_bias", bias, -100.0, 100.0)
+            check_number("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, -MAX_INTEGER - 1, MAX_INTEGER)
+            check_integer("seed", self.seed, -MAX_INTEGER - 1, MAX_INTEGER)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
         if not all(self.stop):
@@ -79,18 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if any(len(string) > MAX_STOP_STRING_LENGTH for string in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_STRING_LENGTH} characters", param="stop")
         if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-
-    def _check_types(self) -> None:
-        """Check what annotations only promise, and turn lists into tuples."""
-        for name, kind in _field_types().items():
-            value = getattr(self, name)
-            try:
-                converted = msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
-                raise InvalidRequest(f"{name} is {value!r:.200}: {error}", param=name) from None
-            if converted is not value:
-                msgspec.structs.force_setattr(self, name, converted)
+            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
     @property
     def is_greedy(self) -> bool:
@@ -108,11 +100,25 @@ def _field_types() -> dict[str, Any]:
     return get_type_hints(SamplingParams)
 
 
-def _check_integer(name: str, value: int, low: int, high: int) -> None:
+def check_types(params: msgspec.Struct, field_types: dict[str, Any]) -> None:
+    """Check what annotations only promise, and turn lists into tuples. Raises InvalidRequest, the field as param."""
+    for name, kind in field_types.items():
+        value = getattr(params, name)
+        try:
+            converted = msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"{name} is {value!r:.200}: {error}", param=name) from None
+        if converted is not value:
+            msgspec.structs.force_setattr(params, name, converted)
+
+
+def check_integer(name: str, value: int, low: int, high: int) -> None:
+    """Raise InvalidRequest with the field as param unless low <= value <= high."""
     if not low <= value <= high:
         raise InvalidRequest(f"{name} is {value}; it must be from {low} to {high}", param=name)
 
 
-def _check_number(name: str, value: float, low: float, high: float) -> None:
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    """Raise InvalidRequest with the field as param unless value is finite and low <= value <= high."""
     if not math.isfinite(value) or not low <= value <= high:
         raise InvalidRequest(f"{name} is {value}; it must be from {low:g} to {high:g}", param=name)

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = {"errors", "config", "sampling_params", "protocol", "model_path", "gguf_header", "version"}
+VALUES = {
+    "errors",
+    "config",
+    "grammar",
+    "sampling_params",
+    "beam_search_params",
+    "protocol",
+    "model_path",
+    "gguf_header",
+    "version",
+}
 DEVICE = {"attention", "sampling", "model"}
 # For each room, the rooms of radixserve that it may import from.
 ALLOWED: dict[str, set[str]] = {

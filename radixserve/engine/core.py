@@ -4,6 +4,7 @@ import logging
 import random
 from array import array
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
@@ -20,6 +21,7 @@ from radixserve.protocol import (
     StepOutput,
 )
 from radixserve.runner.executor import Executor
+from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
@@ -73,12 +75,14 @@ class EngineCore:
             self._refusals.append(_failure_delta(message.request_id, refusal))
             self._has_news = True
             return
+        params = message.params
+        assert isinstance(params, SamplingParams)
         token_ids = array("i")
         token_ids.frombytes(message.prompt_token_ids)
-        seed = message.params.seed
+        seed = params.seed
         request = Request(
             request_id=message.request_id,
-            params=message.params,
+            params=params,
             namespace=message.namespace,
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
@@ -184,6 +188,10 @@ class EngineCore:
         if not 1 <= num_prompt_tokens < limits.max_model_len:
             text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
             return Failure("invalid_request", text, param="prompt")
+        if isinstance(message.params, BeamSearchParams):
+            return Failure("invalid_request", "beam search is not supported yet", param="beam_width")
+        if message.params.grammar is not None:
+            return Failure("invalid_request", "structured output is not supported yet", param="grammar")
         if message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
             return Failure("invalid_request", text, param="n")

@@ -1,0 +1,22 @@
+"""What limits the tokens of one sequence, as the scheduler sees it."""
+
+from typing import Protocol, Self
+
+
+class TokenConstraint(Protocol):
+    """Follows one sequence token by token and says which may come next. Its state is that of the sequence.
+
+    It survives a preemption, as only generated tokens enter it, each once.
+    """
+
+    def allowed_tokens(self) -> bytes:
+        """Return a bit for each token id, the lowest bit of the first byte for id 0: 1 where the token may come next.
+
+        At least one bit is set. An end token is allowed where the text may end.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Take the next token, one that was allowed."""
+
+    def fork(self) -> Self:
+        """Return a constraint in the same state that goes on by itself."""
