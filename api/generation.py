@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from radixserve.api.responses import PromptTokensDetails, Usage
+from radixserve.api.tools import ToolUse
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
@@ -19,7 +20,7 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids.
+    stream_options.include_usage and return_token_ids. tool_use: tools that the answers may call.
     """
 
     prompts: list[list[int]]
@@ -28,6 +29,7 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+    tool_use: ToolUse | None = None
 
 
 class UsageCounter:
