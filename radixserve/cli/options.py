@@ -53,7 +53,6 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "--kv-cache-dir": (),
     "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--enable-cache-introspection": (),
-    "--schedule-policy": ("cache-aware", "priority"),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }
 ENVIRONMENT_PREFIX = "RADIXSERVE_"
