@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.errors import InvalidRequest, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -84,6 +85,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
 
+    @classmethod
+    def of(cls, error: RequestError) -> "Failure":
+        """Return what tells the caller of an error that the engine met."""
+        kind: FailureKind = "invalid_request" if isinstance(error, InvalidRequest) else "internal_error"
+        return cls(kind, error.message, error.param)
+
 
 class BeamScore(msgspec.Struct, frozen=True, array_like=True):
     """What a hypothesis is worth: the sum of its log-probabilities, and that with the length penalty."""
@@ -155,7 +162,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """The engine after a step.
 
     Gauges: num_running and num_waiting sequences. Counters: num_steps, num_preemptions, num_computed_tokens (whose K/V
-    were computed, again after a preemption too) and num_generated_tokens.
+    were computed, again after a preemption too), num_generated_tokens, num_started_requests, queue_seconds (their waits
+    before they first ran, added up) and num_overtakes (by a request of no other priority that came later).
     """
 
     num_running: int
@@ -164,6 +172,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int
     num_computed_tokens: int
     num_generated_tokens: int
+    num_started_requests: int
+    queue_seconds: float
+    num_overtakes: int
     cache: CacheStats
 
 
