@@ -41,6 +41,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 
