@@ -11,6 +11,7 @@ from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import chat_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
+from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, fit_budget
 from radixserve.api.records import record_of
 from radixserve.api.requests import ChatRequest
@@ -47,14 +48,14 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, ChatRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = chat_sampling_params(request)
+    params = chat_sampling_params(request, output_grammar(request, service.grammars))
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
     tool_use = read_tool_use(request)
     if tool_use is not None:
         check_tool_format(service.engine.config.tool_call_parser, tokenizer)
-        params = tool_use.apply_to(params, tokenizer)
+        params = tool_use.apply_to(params, tokenizer, service.grammars)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     prompt = encode_messages(request.messages, request, tokenizer, tools)
     if not prompt:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from radixserve.api.requests import GenerationRequest, NamedToolChoice, Tool, ToolFunction
-from radixserve.api.tool_grammar import tool_grammar
+from radixserve.api.tool_grammar import check_tool_grammar, tool_grammar
+from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN, CALL_END
@@ -35,14 +36,19 @@ class ToolUse:
         """Whether the text that ends a call ends the answer; a grammar does so itself."""
         return self.max_calls is not None and not self.is_required
 
-    def apply_to(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    def apply_to(self, params: SamplingParams, tokenizer: Tokenizer, grammars: GrammarCompiler) -> SamplingParams:
         """Return the settings of an answer that may, or has to, call tools. Raises InvalidRequest."""
         if self.is_required:
-            callable_ = [function for function in self.functions if self.only in (None, function.name)]
-            grammar = tool_grammar(callable_, max_calls=self.max_calls, special_texts=tokenizer.special_texts)
+            offered = [function for function in self.functions if self.only in (None, function.name)]
+            grammar = tool_grammar(offered, max_calls=self.max_calls, special_texts=tokenizer.special_texts)
+            check_tool_grammar(grammar, offered, grammars)
             params = msgspec.structs.replace(params, grammar=grammar)
         if self.stops_after_call and CALL_END not in params.stop:
-            params = msgspec.structs.replace(params, stop=(*params.stop, CALL_END))
+            # The end of the call belongs to it; with other stop strings that cannot be told apart.
+            includes_stop = params.include_stop_str_in_output or not params.stop
+            params = msgspec.structs.replace(
+                params, stop=(*params.stop, CALL_END), include_stop_str_in_output=includes_stop
+            )
         if CALL_BEGIN in tokenizer.special_texts:
             # Whoever reads the answer has to see the tags, and leaves out the other special tokens.
             params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -57,6 +63,9 @@ def read_tool_use(request: GenerationRequest) -> ToolUse | None:
     functions = check_tools(request.tools, request.tool_choice)
     if not functions:
         return None
+    for name in ("response_format", "structured_outputs"):
+        if getattr(request, name) not in (None, {"type": "text"}):
+            raise InvalidRequest(f"{name} is not supported together with tools; leave one of them out", param=name)
     choice = request.tool_choice
     only = _named_tool(choice)
     return ToolUse(

@@ -1,16 +1,18 @@
 """Tools are checked before anything is computed."""
 
+from functools import cache
 from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
 from radixserve.api.requests import ChatRequest
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
+from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.byte_tokenizer import END
 
 F = {"type": "function", "function": {"name": "f"}}
 G = {"type": "function", "function": {"name": "g"}}
@@ -76,7 +78,12 @@ def test_no_tools_and_tools_that_may_not_be_called_are_the_same() -> None:
 def params_of(tokenizer: Tokenizer, params: SamplingParams | None = None, **fields: Any) -> SamplingParams:
     tool_use = use_of(**fields)
     assert tool_use is not None
-    return tool_use.apply_to(params or SamplingParams(), tokenizer)
+    return tool_use.apply_to(params or SamplingParams(), tokenizer, grammars_of(tokenizer))
+
+
+@cache
+def grammars_of(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
 
 
 def test_an_answer_that_need_not_call_is_not_constrained(tokenizer: Tokenizer) -> None:
@@ -87,7 +94,9 @@ def test_an_answer_that_need_not_call_is_not_constrained(tokenizer: Tokenizer) -
 
 def test_an_answer_of_one_call_at_most_stops_at_its_end(tokenizer: Tokenizer) -> None:
     one = params_of(tokenizer, SamplingParams(stop=("x",)), tools=[F], parallel_tool_calls=False)
-    assert one.stop == ("x", "</tool_call>")
+    assert (one.stop, one.include_stop_str_in_output) == (("x", "</tool_call>"), False)
+    one = params_of(tokenizer, tools=[F], parallel_tool_calls=False)
+    assert (one.stop, one.include_stop_str_in_output) == (("</tool_call>",), True)
     assert params_of(tokenizer, tools=[F], parallel_tool_calls=False, tool_choice="required").stop == ()
 
 
@@ -122,7 +131,6 @@ def test_auto_needs_a_template_that_asks_for_a_known_format(tokenizer: Tokenizer
     check_tool_format("hermes", tokenizer)
 
 
-BYTES = LLTokenizer("byte")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/word"}},
@@ -131,13 +139,17 @@ SCHEMA = {
 }
 
 
-def accepts(params: SamplingParams, text: str) -> bool:
+def accepts(tokenizer: Tokenizer, params: SamplingParams, text: str) -> bool:
+    """Whether the grammar lets the model write this text and end there."""
     assert params.grammar is not None
-    assert params.grammar.kind == "lark"
-    matcher = LLMatcher(BYTES, params.grammar.source)
-    assert not matcher.is_error(), matcher.get_error()
-    tokens = list(text.encode())
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    constraint = grammars_of(tokenizer).compile(params.grammar)
+    for token_id in [*text.encode(), END]:
+        allowed = constraint.allowed_tokens()
+        if not allowed[token_id // 8] >> token_id % 8 & 1:
+            return False
+        if token_id != END:
+            constraint.accept(token_id)
+    return True
 
 
 def call(arguments: str, name: str = "f") -> str:
@@ -161,17 +173,17 @@ def test_a_call_that_must_be_made_has_the_arguments_of_its_schema_in_the_models_
     tokenizer: Tokenizer, arguments: str, is_right: bool
 ) -> None:
     params = params_of(tokenizer, tools=[tool(parameters=SCHEMA), G], tool_choice="required")
-    assert accepts(params, call(arguments)) is is_right
+    assert accepts(tokenizer, params, call(arguments)) is is_right
 
 
 def test_a_required_call_is_of_any_tool_and_may_be_followed_by_others(tokenizer: Tokenizer) -> None:
     params = params_of(tokenizer, tools=[F, G], tool_choice="required")
-    assert accepts(params, call("{}", "g"))
-    assert accepts(params, call("{}") + "\n" + call("{}", "g"))
-    assert not accepts(params, call("{}", "h"))
-    assert not accepts(params, "")
-    assert not accepts(params, "I think so. " + call("{}"))
-    assert not accepts(params, "\n".join([call("{}")] * 9))
+    assert accepts(tokenizer, params, call("{}", "g"))
+    assert accepts(tokenizer, params, call("{}") + "\n" + call("{}", "g"))
+    assert not accepts(tokenizer, params, call("{}", "h"))
+    assert not accepts(tokenizer, params, "")
+    assert not accepts(tokenizer, params, "I think so. " + call("{}"))
+    assert not accepts(tokenizer, params, "\n".join([call("{}")] * 9))
 
 
 @pytest.mark.parametrize(
@@ -179,20 +191,20 @@ def test_a_required_call_is_of_any_tool_and_may_be_followed_by_others(tokenizer:
 )
 def test_tc_3_an_answer_of_one_call_has_no_second(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     params = params_of(tokenizer, tools=[F], **fields)
-    assert accepts(params, call("{}"))
-    assert not accepts(params, call("{}") + "\n" + call("{}"))
+    assert accepts(tokenizer, params, call("{}"))
+    assert not accepts(tokenizer, params, call("{}") + "\n" + call("{}"))
 
 
 def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer) -> None:
     params = params_of(tokenizer, tools=[F, G], tool_choice=CHOOSE_F)
-    assert accepts(params, call("{}"))
-    assert not accepts(params, call("{}", "g"))
+    assert accepts(tokenizer, params, call("{}"))
+    assert not accepts(tokenizer, params, call("{}", "g"))
 
 
 def test_a_free_object_and_one_with_other_properties_stay_so(tokenizer: Tokenizer) -> None:
     free = params_of(tokenizer, tools=[tool(parameters={"type": "object"})], tool_choice="required")
-    assert accepts(free, call('{"x": [1, {}]}'))
+    assert accepts(tokenizer, free, call('{"x": [1, {}]}'))
     schema = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
     open_object = params_of(tokenizer, tools=[tool(parameters=schema)], tool_choice="required")
-    assert accepts(open_object, call('{"a": 1, "x": null}'))
-    assert not accepts(open_object, call('{"a": 1, "x": 2}'))
+    assert accepts(tokenizer, open_object, call('{"a": 1, "x": null}'))
+    assert not accepts(tokenizer, open_object, call('{"a": 1, "x": 2}'))
