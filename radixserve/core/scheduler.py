@@ -7,7 +7,7 @@ a row that reaches the last one draws the next token.
 
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
 from radixserve.core.kv_cache import KVCache
@@ -40,10 +40,15 @@ class NewToken:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step: tokens in row order, and requests that ended because their logits were not finite."""
+    """What update made of a step.
 
-    new_tokens: list[NewToken]
-    failed: list[Request]
+    new_tokens: in row order. failed: requests that ended because their logits were not finite. computed: requests that
+    want no token, whose prompt is computed now.
+    """
+
+    new_tokens: list[NewToken] = field(default_factory=list)
+    failed: list[Request] = field(default_factory=list)
+    computed: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -106,9 +111,10 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
         """Take in what the executor made of the batch that the last schedule() returned."""
-        result = StepResult([], [])
+        result = StepResult()
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
-        for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
+        rows = zip(self._scheduled, batch.rows, sampled.is_finite, strict=True)
+        for index, ((sequence, num_tokens), row, is_finite) in enumerate(rows):
             row_draws = [next(draws) for _ in row.samples]
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # its request failed in a row before
@@ -116,12 +122,17 @@ class Scheduler:
                 self.end(sequence.request)
                 result.failed.append(sequence.request)
                 continue
+            if sequence.request.prompt_scores is not None and index in sampled.prompt_logprobs:
+                sequence.request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_draws:
                 for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True):
                     self._append(answer, token_id)
                     result.new_tokens.append(NewToken(answer, token_id, logprobs))
+            elif sequence.num_uncomputed_tokens == 0:
+                self.finish(sequence, "length")
+                result.computed.append(sequence.request)
         self._cache.end_step()
         return result
 
@@ -160,7 +171,9 @@ class Scheduler:
                 break
             match = self._cache.match(sequence)
             digest = self._cache.next_digest(sequence, match.num_tokens // self._cache.block_size)
-            if digest is not None and digest in being_computed:
+            # One that scores its prompt computes the block in any case.
+            can_wait = match.num_tokens < sequence.num_reusable_tokens
+            if digest is not None and digest in being_computed and can_wait:
                 # A running sequence computes this very block. To wait for it costs less than to compute it again, and
                 # ends at the latest when that sequence's prompt is done or it gives up its place.
                 passed.append(self._waiting.popleft())
@@ -212,16 +225,21 @@ class Scheduler:
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
         start = sequence.num_computed_tokens
         end = start + num_tokens
+        scores = sequence.request.prompt_scores
         return ScheduledRow(
             token_ids=sequence.token_ids[start:end],
             num_computed_tokens=start,
             block_table=sequence.block_table,
             samples=self._sample_slots(sequence) if end == sequence.num_tokens else (),
+            num_prompt_logprobs=scores.num_alternatives if scores is not None else 0,
+            prompt_targets=scores.targets(sequence.token_ids, start, end) if scores is not None else array("i"),
         )
 
     def _sample_slots(self, sequence: Sequence) -> tuple[SampleSlot, ...]:
         request = sequence.request
         first = sequence.choice_index
+        if request.params.max_tokens == 0:
+            return ()
         return tuple(
             SampleSlot(
                 params=request.params,

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
@@ -22,6 +23,7 @@ class Request:
 
     seed: the caller's, or one drawn for this request. num_cached_tokens: prompt tokens found in the cache when the
     request was first admitted; None before. What it finds again after a preemption does not count.
+    prompt_scores: None unless the prompt's log-probabilities are wanted.
     """
 
     request_id: str
@@ -31,6 +33,7 @@ class Request:
     seed: int
     sequences: list["Sequence"] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    prompt_scores: PromptScores | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -72,3 +75,11 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that have no K/V yet; at least one before each step."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens whose K/V may be read from the cache: not the last, and none whose logits are still wanted."""
+        scores = self.request.prompt_scores
+        if scores is None or scores.is_complete:
+            return len(self.token_ids) - 1
+        return scores.num_scored_positions

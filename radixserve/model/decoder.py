@@ -63,6 +63,12 @@ class Decoder:
 
         The result is an inference tensor: change it in place under torch.inference_mode only.
         """
+        hidden = self.hidden_states(batch, kv_layers, attention)
+        return self.logits(hidden.index_select(0, batch.logits_indices))
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: ForwardBatch, kv_layers: list[KVLayer], attention: AttentionBackend) -> torch.Tensor:
+        """Return what the last layer makes of every token, [T, hidden_size]; write the batch's K/V into kv_layers."""
         weights = self._weights
         hidden = functional.embedding(batch.token_ids, weights.embedding)  # [T, hidden_size]
         cos, sin = self._rotary(batch.positions, hidden.dtype)
@@ -74,8 +80,13 @@ class Decoder:
             attended = attention.forward(kv_layer, query, metadata)
             hidden = hidden + layer.attention_output(attended.flatten(1))
             hidden = hidden + layer.down(silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))))
-        last = hidden.index_select(0, batch.logits_indices)
-        return weights.lm_head(rms_norm(last, weights.norm, eps)).float()
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [N, vocab_size] of hidden states [N, hidden_size]."""
+        weights = self._weights
+        return weights.lm_head(rms_norm(hidden, weights.norm, self.config.rms_norm_eps)).float()
 
     def _project_qkv(
         self, layer: DecoderLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
