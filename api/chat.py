@@ -1,13 +1,13 @@
 """POST /v1/chat/completions."""
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
-from radixserve.api.logprobs import chat_logprobs
+from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.prompts import BudgetFields, fit_budget
@@ -21,6 +21,7 @@ from radixserve.api.responses import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    PromptLogprobs,
     Usage,
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params
@@ -61,6 +62,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         is_streamed=request.stream or False,
         includes_usage=usage_is_included,
         returns_token_ids=request.return_token_ids or False,
+        num_prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -97,6 +99,7 @@ class ChatFormat:
                 choices=[choice],
                 usage=None if self._generation.includes_usage else UNSET,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
+                prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
             )
         )
 
@@ -123,8 +126,13 @@ class ChatFormat:
                 ],
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
+                prompt_logprobs=self._prompt_logprobs(answers[0].prompt_logprobs),
             )
         )
+
+    def _prompt_logprobs(self, entries: list[TokenLogprobs | None] | None) -> PromptLogprobs | UnsetType:
+        count = self._generation.num_prompt_logprobs
+        return UNSET if entries is None or count is None else prompt_logprobs(entries, count, self._tokenizer)
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if self._generation.params.logprobs is None:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
@@ -19,7 +20,8 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids.
+    stream_options.include_usage and return_token_ids. num_prompt_logprobs: the field prompt_logprobs; params may ask
+    for more. echoes: what the answers to each prompt begin with; empty unless that is wanted.
     """
 
     prompts: list[list[int]]
@@ -28,6 +30,8 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+    num_prompt_logprobs: int | None = None
+    echoes: tuple[Echo, ...] = ()
 
 
 class UsageCounter:
