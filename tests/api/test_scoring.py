@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.api.serving import called, error_of, events_of, served
+from tests.api.serving import ask, called, refusal_of, served, stream
 from tests.byte_tokenizer import END, START
 from tests.stub_engine import stub_engine
 
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 IDS = list(b"abcxyz")
+GREEDY: dict[str, Any] = {"prompt": IDS, "temperature": 0, "return_token_ids": True}
 
 
 def table(context: Sequence[int]) -> Mapping[int, float]:
@@ -36,19 +36,6 @@ def assert_scores(given: list[float | None], expected: list[float | None]) -> No
     assert given[1:] == pytest.approx(expected[1:], abs=1e-4)
 
 
-async def ask(client: httpx.AsyncClient, route: str = COMPLETIONS, **fields: Any) -> dict[str, Any]:
-    response = await client.post(route, json={"temperature": 0} | fields)
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
-
-
-async def stream(client: httpx.AsyncClient, route: str = COMPLETIONS, **fields: Any) -> list[dict[str, Any]]:
-    response = await client.post(route, json={"temperature": 0, "stream": True} | fields)
-    assert response.status_code == 200, response.text
-    return events_of(response.text)
-
-
 def joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Put streamed choices together again."""
     whole: dict[str, Any] = {"text": "".join(piece["text"] for piece in pieces)}
@@ -62,7 +49,7 @@ def joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 async def test_api_13_echo_with_logprobs_scores_the_prompt(tokenizer: Tokenizer, max_tokens: int) -> None:
     async with called(stub_engine(tokenizer, table)) as client:
         for _ in ("cold", "cached"):
-            body = await ask(client, prompt=IDS, echo=True, logprobs=1, max_tokens=max_tokens, return_token_ids=True)
+            body = await ask(client, COMPLETIONS, **GREEDY, echo=True, logprobs=1, max_tokens=max_tokens)
             [choice] = body["choices"]
             logprobs, every_id = choice["logprobs"], IDS + choice["token_ids"]
             assert len(every_id) == 6 + max_tokens
@@ -83,9 +70,7 @@ async def test_api_13_echo_with_logprobs_scores_the_prompt(tokenizer: Tokenizer,
 @pytest.mark.parametrize("max_tokens", [0, 1])
 async def test_api_13_logprobs_0_scores_the_tokens_alone(tokenizer: Tokenizer, max_tokens: int) -> None:
     async with called(stub_engine(tokenizer, table)) as client:
-        body = await ask(
-            client, prompt=IDS, echo=True, logprobs=0, max_tokens=max_tokens, return_token_ids=True, prompt_logprobs=2
-        )
+        body = await ask(client, COMPLETIONS, **GREEDY, echo=True, logprobs=0, max_tokens=max_tokens, prompt_logprobs=2)
     logprobs = body["choices"][0]["logprobs"]
     assert_scores(logprobs["token_logprobs"], scores(IDS + body["choices"][0]["token_ids"]))
     assert logprobs["top_logprobs"] is None
@@ -95,9 +80,11 @@ async def test_api_13_logprobs_0_scores_the_tokens_alone(tokenizer: Tokenizer, m
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
 async def test_api_13_echo_without_logprobs_repeats_the_prompt(tokenizer: Tokenizer, max_tokens: int) -> None:
     async with called(stub_engine(tokenizer, table)) as client:
-        plain = (await ask(client, prompt="abcxyz", max_tokens=3))["choices"][0]["text"]
+        plain = (await ask(client, COMPLETIONS, temperature=0, prompt="abcxyz", max_tokens=3))["choices"][0]["text"]
         for prompt in ("abcxyz", IDS):
-            [choice] = (await ask(client, prompt=prompt, echo=True, max_tokens=max_tokens))["choices"]
+            [choice] = (await ask(client, COMPLETIONS, temperature=0, prompt=prompt, echo=True, max_tokens=max_tokens))[
+                "choices"
+            ]
             assert (choice["text"], choice["logprobs"]) == ("abcxyz" + plain[:max_tokens], None)
 
 
@@ -106,8 +93,8 @@ async def test_api_13_each_of_two_prompts_has_its_own_scores(tokenizer: Tokenize
     prompts = [IDS, list(b"xyz")]
     fields = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "n": 2}
     async with called(stub_engine(tokenizer, table)) as client:
-        body = await ask(client, **fields, return_token_ids=True)
-        chunks = await stream(client, **fields)
+        body = await ask(client, COMPLETIONS, temperature=0, **fields, return_token_ids=True)
+        chunks = await stream(client, COMPLETIONS, temperature=0, **fields)
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     for choice in body["choices"]:
         every_id = prompts[choice["index"] // 2] + choice["token_ids"]
@@ -122,8 +109,8 @@ async def test_api_13_each_of_two_prompts_has_its_own_scores(tokenizer: Tokenize
 async def test_a_streamed_echo_comes_whole_in_the_first_chunk(tokenizer: Tokenizer, max_tokens: int) -> None:
     fields = {"prompt": "abcxyz", "echo": True, "logprobs": 2, "max_tokens": max_tokens, "prompt_logprobs": 1}
     async with called(stub_engine(tokenizer, table)) as client:
-        [whole] = (await ask(client, **fields))["choices"]
-        pieces = [chunk["choices"][0] for chunk in await stream(client, **fields)]
+        [whole] = (await ask(client, COMPLETIONS, temperature=0, **fields))["choices"]
+        pieces = [chunk["choices"][0] for chunk in await stream(client, COMPLETIONS, temperature=0, **fields)]
     assert len(pieces) == max(max_tokens, 1)
     assert pieces[0]["text"].startswith("abcxyz")
     assert joined(pieces) == {"text": whole["text"], **whole["logprobs"]}
@@ -133,7 +120,10 @@ async def test_a_streamed_echo_comes_whole_in_the_first_chunk(tokenizer: Tokeniz
 
 async def test_an_echo_is_sent_though_the_answers_text_is_held_back(tokenizer: Tokenizer) -> None:
     async with called(stub_engine(tokenizer, lambda _: {240: 1.0})) as client:
-        pieces = [chunk["choices"][0]["text"] for chunk in await stream(client, prompt="abc", echo=True, max_tokens=2)]
+        pieces = [
+            chunk["choices"][0]["text"]
+            for chunk in await stream(client, COMPLETIONS, temperature=0, prompt="abc", echo=True, max_tokens=2)
+        ]
     assert pieces[0] == "abc"
 
 
@@ -141,10 +131,10 @@ async def test_prompt_logprobs_are_told_by_token_id(tokenizer: Tokenizer) -> Non
     messages = [{"role": "user", "content": "hi"}]
     async with called(stub_engine(tokenizer, table)) as client:
         ids = (await client.post("/tokenize", json={"messages": messages})).json()["tokens"]
-        chat = await ask(client, CHAT, messages=messages, max_tokens=2, prompt_logprobs=1)
-        empty = await ask(client, CHAT, messages=messages, max_completion_tokens=0, prompt_logprobs=1)
-        chunks = await stream(client, CHAT, messages=messages, max_tokens=2, prompt_logprobs=1, n=2)
-        completion = await ask(client, prompt=ids, prompt_logprobs=1)
+        chat = await ask(client, CHAT, temperature=0, messages=messages, max_tokens=2, prompt_logprobs=1)
+        empty = await ask(client, CHAT, temperature=0, messages=messages, max_completion_tokens=0, prompt_logprobs=1)
+        chunks = await stream(client, CHAT, temperature=0, messages=messages, max_tokens=2, prompt_logprobs=1, n=2)
+        completion = await ask(client, COMPLETIONS, temperature=0, prompt=ids, prompt_logprobs=1)
     assert chat["prompt_logprobs"][0] is None
     for position, entry in enumerate(chat["prompt_logprobs"][1:], start=1):
         probabilities = table(ids[:position])
@@ -175,14 +165,18 @@ async def test_offsets_point_into_the_echoed_text(
     tokenizer: Tokenizer, prompt: Any, text: str, offsets: list[int]
 ) -> None:
     async with called(stub_engine(tokenizer, table)) as client:
-        [choice] = (await ask(client, prompt=prompt, echo=True, logprobs=0, max_tokens=0))["choices"]
+        [choice] = (await ask(client, COMPLETIONS, temperature=0, prompt=prompt, echo=True, logprobs=0, max_tokens=0))[
+            "choices"
+        ]
         assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
 
 
 async def test_an_answer_completes_the_character_that_the_prompt_ends_in(tokenizer: Tokenizer) -> None:
     smile = list("😊".encode())
     async with called(stub_engine(tokenizer, lambda context: {[*smile, 97][len(context) - 1]: 1.0})) as client:
-        [choice] = (await ask(client, prompt=[97, *smile[:2]], echo=True, logprobs=0, max_tokens=3))["choices"]
+        [choice] = (
+            await ask(client, COMPLETIONS, temperature=0, prompt=[97, *smile[:2]], echo=True, logprobs=0, max_tokens=3)
+        )["choices"]
     assert choice["text"] == "a😊a"
     assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 1, 2]
 
@@ -191,11 +185,11 @@ async def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine(tokenizer: Token
     prompt = [(7 * i) % 26 + 97 for i in range(2 * 16 + 5)]
     fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}
     async with called(stub_engine(tokenizer, table)) as client:
-        plain = await ask(client, prompt=prompt, max_tokens=1)
-        cached = await ask(client, **fields)
-        after = await ask(client, prompt=prompt, max_tokens=1)
+        plain = await ask(client, COMPLETIONS, temperature=0, prompt=prompt, max_tokens=1)
+        cached = await ask(client, COMPLETIONS, temperature=0, **fields)
+        after = await ask(client, COMPLETIONS, temperature=0, prompt=prompt, max_tokens=1)
     async with called(stub_engine(tokenizer, table)) as client:
-        fresh = await ask(client, **fields)
+        fresh = await ask(client, COMPLETIONS, temperature=0, **fields)
     assert cached["choices"] == fresh["choices"]
     assert len(cached["choices"][0]["logprobs"]["token_logprobs"]) == len(prompt) + 1
     assert cached["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -225,8 +219,7 @@ async def test_what_cannot_be_scored_is_refused_by_name(
 ) -> None:
     inputs = {"messages": [{"role": "user", "content": "a"}]} if route == CHAT else {"prompt": "a"}
     async with called(stub_engine(tokenizer, table)) as client:
-        response = await client.post(route, json=inputs | fields)
-    assert (response.status_code, error_of(response)["param"]) == (400, param)
+        assert (await refusal_of(client, route, **inputs, **fields))["param"] == param
 
 
 async def test_api_13_the_openai_client_reads_the_scores(tokenizer: Tokenizer) -> None:
