@@ -88,6 +88,7 @@ class EngineCore:
             namespace=message.namespace,
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
+            priority=message.priority,
             prompt_scores=(
                 PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
             ),
@@ -134,6 +135,9 @@ class EngineCore:
             num_preemptions=self._scheduler.num_preemptions,
             num_computed_tokens=self._num_computed_tokens,
             num_generated_tokens=self._num_generated_tokens,
+            num_started_requests=self._scheduler.num_started,
+            queue_seconds=self._scheduler.queue_seconds,
+            num_overtakes=self._scheduler.num_overtakes,
             cache=self._cache.stats(),
         )
 
