@@ -10,7 +10,7 @@ from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
-from radixserve.api.prompts import BudgetFields, fit_budget
+from radixserve.api.prompts import BudgetFields, fit_budget, truncate
 from radixserve.api.records import record_of
 from radixserve.api.requests import ChatRequest
 from radixserve.api.responses import (
@@ -54,6 +54,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     prompt = encode_messages(request.messages, request, service.engine.tokenizer)
     if not prompt:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+    prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
         prompts=[prompt],

@@ -10,7 +10,7 @@ from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import CompletionLogprobsWriter, join, prompt_logprobs
 from radixserve.api.options import includes_usage, namespace_of
-from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts
+from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
 from radixserve.api.records import record_of
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
@@ -41,8 +41,13 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
     texts = split_prompts(request.prompt)
-    prompts = encode_prompts(texts, tokenizer, ready.vocab_size)
     is_given = request.max_tokens is not None or request.max_completion_tokens is not None
+    prompts = [
+        truncate(
+            token_ids, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens if is_given else None
+        )
+        for token_ids in encode_prompts(texts, tokenizer, ready.vocab_size)
+    ]
     fields = BudgetFields(prompt="prompt", budget=budget_field(request), clamp=not is_given)
     params = fit_budget(prompts, params, ready.max_model_len, fields)
     is_continued = params.max_tokens != 0

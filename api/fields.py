@@ -45,7 +45,6 @@ UNSUPPORTED_FIELDS = {
     "session_id": UnsupportedField("ties requests to a session"),
     "structured_outputs": UnsupportedField("limits the form of the answer"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
-    "truncate_prompt_tokens": UnsupportedField("cuts the prompt"),
     "use_beam_search": UnsupportedField("asks for beam search", (False,)),
     "web_search_options": UnsupportedField("asks for a web search"),
 }
