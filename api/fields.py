@@ -24,7 +24,6 @@ class UnsupportedField:
 UNSUPPORTED_FIELDS = {
     "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
     "audio": UnsupportedField("asks for sound"),
-    "bad_words": UnsupportedField("bans words from the answer", ([],)),
     "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),

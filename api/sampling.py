@@ -91,6 +91,7 @@ def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logp
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
         logprobs=logprobs,
     )
     if request.best_of is not None and request.best_of != params.n:

@@ -14,6 +14,7 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
 # The largest number that a message to the engine process holds.
 MAX_INTEGER = 2**63 - 1
 
@@ -30,6 +31,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     from the logits before any of these settings is applied. prompt_logprobs: the same for each token of the prompt but
     the first; the whole prompt is then computed, whatever of it is cached.
     stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
+    bad_words: the answer contains none of them as the tokenizer writes them, alone or behind a space; written with
+    other tokens they are not found.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
     grammar: the answer's text must belong to it.
     """
@@ -48,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -84,6 +88,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("stop holds an empty string, which would end every answer at once", param="stop")
         if any(len(string) > MAX_STOP_STRING_LENGTH for string in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_STRING_LENGTH} characters", param="stop")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words", param="bad_words")
+        if not all(1 <= len(word.strip()) <= MAX_STOP_STRING_LENGTH for word in self.bad_words):
+            raise InvalidRequest(f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters", param="bad_words")
         if self.logprobs is not None:
             check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:

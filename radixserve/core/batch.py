@@ -24,7 +24,7 @@ class SampleSlot:
 
     choice_index, num_output_tokens: with the seed, all that the draw depends on.
     token_ids: the sequence so far, prompt then output, read only during the step; the penalties look at it.
-    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens).
+    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens, ends of bad words).
     """
 
     params: SamplingParams

@@ -277,7 +277,7 @@ class Scheduler:
                 choice_index=choice_index,
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                suppressed_token_ids=self._suppressed_token_ids(sequence),
+                suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
             )
             for choice_index in range(first, first + _num_places(sequence))
         )

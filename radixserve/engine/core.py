@@ -9,6 +9,7 @@ from radixserve.core.kv_cache import KVCache
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.protocol import (
     AddRequest,
@@ -89,6 +90,7 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            bad_words=encode_bad_words(params.bad_words, self._tokenizer),
             prompt_scores=(
                 PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
             ),
