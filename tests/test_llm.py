@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixserve import LLM, SamplingParams
+from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
 from tests.tiny_engine import write_tiny_engine
 
@@ -34,6 +34,20 @@ def test_results_come_in_the_order_of_the_prompts_however_many_there_are(llm: LL
     alone = [llm.generate(prompt, GREEDY, show_progress=False)[0] for prompt in prompts]
     assert [result.answers for result in results] == [result.answers for result in alone]
     assert all(result.answers[0].finish_reason == "length" for result in results)
+
+
+def test_priorities_are_one_for_all_prompts_or_one_for_each(model: Path, llm: LLM) -> None:
+    prompts = ["a", "b", "c"]
+    with LLM(str(model), num_kv_blocks=128, max_num_seqs=1, schedule_policy="priority") as ordered:
+        for priority in (2, [3, 1, 2]):
+            results = ordered.generate(prompts, GREEDY, priority=priority, show_progress=False)
+            assert [result.answers for result in results] == [
+                result.answers for result in llm.generate(prompts, GREEDY)
+            ]
+        with pytest.raises(InvalidRequest, match="3 prompts have 2 priorities"):
+            ordered.generate(prompts, GREEDY, priority=[1, 2])
+    with pytest.raises(InvalidRequest, match="schedule policy is cache-aware"):
+        llm.generate(prompts, GREEDY, priority=[0, 0, 1])
 
 
 def test_text_token_ids_and_lists_of_either_are_prompts(llm: LLM) -> None:
@@ -141,3 +155,19 @@ def test_a_closed_llm_says_so(model: Path) -> None:
 def test_settings_of_a_wrong_type_are_a_config_error(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(**settings)
+
+
+def test_beam_search_returns_the_best_hypotheses_with_their_scores_and_blocks(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
+    prompts = ["one prompt of more than a block", "another one, as long as that"]
+    results = llm.beam_search(prompts, params, show_progress=False)
+    for prompt, result in zip(prompts, results, strict=True):
+        first, second = result.answers
+        assert first.beam.score >= second.beam.score
+        assert first.token_ids != second.token_ids
+        assert result.num_output_tokens == len(first.token_ids) + len(second.token_ids)
+        assert 0 < result.beam_memory.peak_blocks < result.beam_memory.peak_blocks_without_sharing
+        (alone,) = llm.beam_search(prompt, params, show_progress=False)
+        assert [answer.text for answer in alone.answers] == [first.text, second.text]
+    with pytest.raises(InvalidRequest, match="beam_width is 9; this server computes at most 8"):
+        llm.beam_search("x", BeamSearchParams(beam_width=9))
