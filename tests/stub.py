@@ -12,6 +12,7 @@ import torch
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch, ScheduledRow
 from radixserve.protocol import TokenLogprobs
+from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.logprobs import score_tokens
 from radixserve.sampling.sampler import sample
 
@@ -60,8 +61,9 @@ class StubExecutor:
             slots += row.samples
             if row.prompt_targets and is_finite[-1]:
                 prompt_logprobs[index] = self._score(row, context)
-        token_ids, logprobs = sample(torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size), slots)
-        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs)
+        logits = torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size)
+        token_ids, logprobs = sample(logits, slots)
+        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, beam_candidates(logits, slots))
 
     def _score(self, row: ScheduledRow, context: Sequence[int]) -> list[TokenLogprobs]:
         ends = range(row.num_computed_tokens + 1, row.num_computed_tokens + 1 + len(row.prompt_targets))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from radixserve import LLM, SamplingParams
+from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
 from tests.tiny_engine import write_tiny_engine
 
@@ -177,3 +177,19 @@ def test_a_closed_llm_says_so(model: Path) -> None:
 def test_settings_of_a_wrong_type_are_a_config_error(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(**settings)
+
+
+def test_beam_search_returns_the_best_hypotheses_with_their_scores_and_blocks(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
+    prompts = ["one prompt of more than a block", "another one, as long as that"]
+    results = llm.beam_search(prompts, params, show_progress=False)
+    for prompt, result in zip(prompts, results, strict=True):
+        first, second = result.answers
+        assert first.beam.score >= second.beam.score
+        assert first.token_ids != second.token_ids
+        assert result.num_output_tokens == len(first.token_ids) + len(second.token_ids)
+        assert 0 < result.beam_memory.peak_blocks < result.beam_memory.peak_blocks_without_sharing
+        (alone,) = llm.beam_search(prompt, params, show_progress=False)
+        assert [answer.text for answer in alone.answers] == [first.text, second.text]
+    with pytest.raises(InvalidRequest, match="beam_width is 9; this server computes at most 8"):
+        llm.beam_search("x", BeamSearchParams(beam_width=9))

@@ -27,6 +27,7 @@ class SampleSlot:
     suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens, ends of bad words), unless no other
     is allowed.
     allowed_tokens: see TokenConstraint.allowed_tokens; None allows all.
+    num_candidates: above 0, a beam asks for its so many best next tokens instead of a draw.
     """
 
     params: SamplingParams
@@ -36,6 +37,7 @@ class SampleSlot:
     num_prompt_tokens: int
     suppressed_token_ids: tuple[int, ...] = ()
     allowed_tokens: bytes | None = None
+    num_candidates: int = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -83,9 +85,12 @@ class SampledTokens:
     the logits of its last token, or some that score its prompt, held a NaN or an infinity: the row's tokens mean
     nothing, and the K/V that it wrote in this step have been zeroed.
     prompt_logprobs: for the index of each finite row with prompt_targets, an entry a target.
+    candidates[i] is None for a draw, and for a beam its best next tokens, as (id, log-probability after the
+    processors), best first and the lower id first among equals; then token_ids[i] means nothing. Empty: no beams.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     is_finite: list[bool]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    candidates: list[list[tuple[int, float]] | None] = field(default_factory=list)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from radixserve.core.bad_words import BadWords, banned_token_ids
+from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
@@ -12,9 +13,13 @@ from radixserve.sampling_params import SamplingParams
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. A preempted sequence is waiting again."""
+    """Where a sequence is. A preempted sequence is waiting again.
+
+    PARKED: a beam without blocks. One beam of a preempted group waits for all, and they run again one by one.
+    """
 
     WAITING = auto()
+    PARKED = auto()
     RUNNING = auto()
     FINISHED = auto()
 
@@ -28,6 +33,7 @@ class Request:
     priority: lower goes first, under the priority policy. arrival: how many requests were queued before this one.
     queued_at: when that was, on the monotonic clock.
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
+    beam: decides about a beam search, whose live beams are the sequences, the best first.
     """
 
     request_id: str
@@ -42,6 +48,7 @@ class Request:
     queued_at: float = 0.0
     prompt_scores: PromptScores | None = None
     bad_words: BadWords = ()
+    beam: BeamGroup | None = None
 
     @property
     def has_started(self) -> bool:

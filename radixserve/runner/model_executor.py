@@ -10,6 +10,7 @@ from radixserve.model.decoder import Decoder
 from radixserve.protocol import TokenLogprobs
 from radixserve.runner.forward_batch import build_forward_batch
 from radixserve.runner.prompt_scoring import score_prompts
+from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.sampler import sample
 
 
@@ -82,7 +83,10 @@ class ModelExecutor:
         drawn_ids, drawn_logprobs = sample(logits, slots)
         token_ids: list[int] = [0] * len(is_drawn)
         logprobs: list[TokenLogprobs | None] = [None] * len(is_drawn)
-        drawn = (position for position, is_in in enumerate(is_drawn) if is_in)
+        candidates: list[list[tuple[int, float]] | None] = [None] * len(is_drawn)
+        drawn = [position for position, is_in in enumerate(is_drawn) if is_in]
         for position, token_id, entry in zip(drawn, drawn_ids, drawn_logprobs, strict=True):
             token_ids[position], logprobs[position] = token_id, entry
-        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs)
+        for position, best in zip(drawn, beam_candidates(logits, slots), strict=True):
+            candidates[position] = best
+        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, candidates)
