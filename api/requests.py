@@ -43,6 +43,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     response_format: Any = None
     structured_outputs: Any = None
+    priority: int | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 
