@@ -52,7 +52,6 @@ UNSUPPORTED_FIELDS = {
 # These change no answer, here or elsewhere: clients send them as a matter of course.
 NO_OP_FIELDS = {
     "metadata": "a label for a store of answers; nothing is stored here",
-    "parallel_tool_calls": "says how many tools a turn may call; there are none to call yet",
     "prediction": "a hint for speed",
     "prompt_cache_key": "a hint for routing to a cache; prefixes are found by their tokens",
     "reasoning_effort": "the models served here have no levels of effort",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from radixserve.api.tools import check_tools
 from radixserve.errors import InvalidRequest
 from radixserve.grammar import Grammar
 from radixserve.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SamplingParams
@@ -44,6 +45,8 @@ def chat_sampling_params(request: ChatRequest, grammar: Grammar | None = None) -
 
 def completion_sampling_params(request: CompletionRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
+    if check_tools(request.tools, request.tool_choice):
+        raise InvalidRequest("tools need the messages of /v1/chat/completions", param="tools")
     max_tokens = _max_tokens(request)
     if max_tokens is None:
         # A floor given by min_tokens says that more than the default is wanted.
@@ -73,7 +76,6 @@ def _check_logprobs(name: str, value: int | None) -> None:
 def _sampling_params(
     request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
 ) -> SamplingParams:
-    _check_tools(request)
     given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
     stop = request.stop if request.stop is not None else ()
     params = SamplingParams(
@@ -89,14 +91,3 @@ def _sampling_params(
             f"best_of is {request.best_of}; only the value of n, {params.n} here, is supported", param="best_of"
         )
     return params
-
-
-def _check_tools(request: GenerationRequest) -> None:
-    """Refuse tools that the model might have to call; with tool_choice "none" they do not enter the prompt."""
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
-        raise InvalidRequest("tool_choice must be none, auto, required or a named tool", param="tool_choice")
-    if request.tools and choice != "none":
-        raise InvalidRequest('tools are not supported yet; leave them out or send tool_choice "none"', param="tools")
-    if not request.tools and choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice asks for a tool, but there are no tools", param="tool_choice")

@@ -59,6 +59,11 @@ class TokenText:
         return DecodeStream(self, prompt_token_ids, self.special_ids if skip_special_tokens else frozenset())
 
     @property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of special tokens."""
+        return frozenset(self._added[token_id].decode() for token_id in self.special_ids)
+
+    @property
     def strips_first_space(self) -> bool:
         """Whether one space at the very beginning of a text is not shown, as SentencePiece put it there."""
         return self._strips_first_space

@@ -52,6 +52,16 @@ class Tokenizer:
         """Whether encode_chat works."""
         return self._chat_encoder is not None
 
+    @property
+    def asks_for_hermes_calls(self) -> bool:
+        """Whether prompts with tools, as encode_chat writes them, ask for calls in the hermes format."""
+        return self._chat_encoder is not None and self._chat_encoder.asks_for_hermes_calls
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """What the special tokens spell out as, if they are not skipped."""
+        return self._text.special_texts
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of text. The GIL is released meanwhile, so a worker thread can run it."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -78,7 +88,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
-        Control tokens come from the template only: their strings in messages and tools stay text.
+        Control tokens come from the template only: their strings in messages and tools stay text. Tools and calls that
+        the template does not write are put into the messages, in the hermes format.
         continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
