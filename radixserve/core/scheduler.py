@@ -8,7 +8,7 @@ a row that reaches the last one draws the next token.
 import time
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
@@ -52,13 +52,15 @@ class NewToken:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step: tokens in row order, and requests that ended without an answer, and why.
+    """What update made of a step.
 
-    Tokens of a failed request may be among new_tokens; they mean nothing.
+    new_tokens: in row order; those of a failed request mean nothing. failed: requests that ended without an answer, and
+    why. computed: requests that want no token, whose prompt is computed now.
     """
 
-    new_tokens: list[NewToken]
-    failed: dict[Request, Failure]
+    new_tokens: list[NewToken] = field(default_factory=list)
+    failed: dict[Request, Failure] = field(default_factory=dict)
+    computed: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -132,9 +134,10 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
         """Take in what the executor made of the batch that the last schedule() returned."""
-        result = StepResult([], {})
+        result = StepResult()
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
-        for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
+        rows = zip(self._scheduled, batch.rows, sampled.is_finite, strict=True)
+        for index, ((sequence, num_tokens), row, is_finite) in enumerate(rows):
             row_draws = [next(draws) for _ in row.samples]
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # its request failed in a row before
@@ -142,6 +145,8 @@ class Scheduler:
                 self.end(sequence.request)
                 result.failed[sequence.request] = _NOT_FINITE
                 continue
+            if sequence.request.prompt_scores is not None and index in sampled.prompt_logprobs:
+                sequence.request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_draws:
@@ -153,6 +158,9 @@ class Scheduler:
                 except RequestError as error:
                     self.end(sequence.request)
                     result.failed[sequence.request] = Failure.of(error)
+            elif sequence.num_uncomputed_tokens == 0:
+                self.finish(sequence, "length")
+                result.computed.append(sequence.request)
         self._cache.end_step()
         return result
 
@@ -198,7 +206,9 @@ class Scheduler:
             if not budget or _num_places(sequence) > num_free_places:
                 return
             digest = self._cache.next_digest(sequence, len(match.block_ids))
-            if digest is not None and digest in being_computed:
+            # One that scores its prompt computes the block in any case.
+            can_wait = match.num_tokens < sequence.num_reusable_tokens
+            if digest is not None and digest in being_computed and can_wait:
                 # A prompt of this step computes this very block. As there is budget left, it has all of its tokens in
                 # the step, so to wait costs one step; if its writer does not finish it, this one computes it then.
                 continue
@@ -257,16 +267,21 @@ class Scheduler:
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
         start = sequence.num_computed_tokens
         end = start + num_tokens
+        scores = sequence.request.prompt_scores
         return ScheduledRow(
             token_ids=sequence.token_ids[start:end],
             num_computed_tokens=start,
             block_table=sequence.block_table,
             samples=self._sample_slots(sequence) if end == sequence.num_tokens else (),
+            num_prompt_logprobs=scores.num_alternatives if scores is not None else 0,
+            prompt_targets=scores.targets(sequence.token_ids, start, end) if scores is not None else array("i"),
         )
 
     def _sample_slots(self, sequence: Sequence) -> tuple[SampleSlot, ...]:
         request = sequence.request
         first = sequence.choice_index
+        if request.params.max_tokens == 0:
+            return ()
         return tuple(
             SampleSlot(
                 params=request.params,
@@ -274,7 +289,7 @@ class Scheduler:
                 choice_index=choice_index,
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                suppressed_token_ids=self._suppressed_token_ids(sequence),
+                suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
                 allowed_tokens=None if sequence.constraint is None else sequence.constraint.allowed_tokens(),
             )
             for choice_index in range(first, first + _num_places(sequence))

@@ -6,8 +6,10 @@ from array import array
 
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
@@ -21,6 +23,7 @@ from radixserve.protocol import (
     Failure,
     ResetCache,
     StepOutput,
+    TokenLogprobs,
 )
 from radixserve.runner.executor import Executor
 from radixserve.sampling_params import SamplingParams
@@ -96,6 +99,10 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            bad_words=encode_bad_words(params.bad_words, self._tokenizer),
+            prompt_scores=(
+                PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
+            ),
         )
         request.sequences.append(Sequence(request, 0, token_ids, constraint=constraint))
         self._requests[request.request_id] = request
@@ -163,6 +170,9 @@ class EngineCore:
         self._num_generated_tokens += len(result.new_tokens)
         deltas = [self._delta(token) for token in result.new_tokens if token.sequence.request not in result.failed]
         deltas += [self._fail(request, failure) for request, failure in result.failed.items()]
+        for request in result.computed:
+            deltas += _empty_answers(request)
+            self._forget(request)
         for token in result.new_tokens:
             if token.sequence.request.is_finished:
                 self._forget(token.sequence.request)
@@ -190,6 +200,7 @@ class EngineCore:
             logprobs=None if token.logprobs is None else [token.logprobs],
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
+            prompt_logprobs=_untold_prompt_logprobs(request),
         )
 
     def _reason_to_refuse(self, message: AddRequest) -> Failure | None:
@@ -219,6 +230,26 @@ class EngineCore:
         self._requests.pop(request.request_id, None)
         for sequence in request.sequences:
             self._detokenizers.pop(sequence, None)
+
+
+def _untold_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
+    return None if request.prompt_scores is None else request.prompt_scores.take()
+
+
+def _empty_answers(request: Request) -> list[Delta]:
+    """Return the only deltas of a request that wants no token: one for each of its answers."""
+    return [
+        Delta(
+            request_id=request.request_id,
+            index=index,
+            text="",
+            token_ids=[],
+            num_cached_tokens=request.num_cached_tokens or 0,
+            finish_reason="length",
+            prompt_logprobs=_untold_prompt_logprobs(request),
+        )
+        for index in range(request.params.n)
+    ]
 
 
 def _failure_delta(request_id: str, failure: Failure) -> Delta:
