@@ -70,6 +70,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
     tools: list[Tool] | None = None
