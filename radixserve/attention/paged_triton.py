@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixserve.attention.backend import ForwardBatch, KVLayer
+from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
 from radixserve.errors import ConfigError
 from radixserve.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from radixserve.kernels.paged_prefill import PrefillPlan, paged_prefill, plan_prefill, tokens_per_tile
+from radixserve.kernels.reference import rope
 from radixserve.kernels.tiles import MAX_GROUP_SIZE, check_supported, decode_tiles, target_family
 
 
@@ -75,10 +76,21 @@ class PagedTritonBackend:
             else None,
         )
 
-    def write_kv(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, metadata: PagedTritonMetadata) -> None:
-        """Write keys and values of the step's tokens, each [T, num_kv_heads, head_dim], into their slots, in place."""
+    def write_kv(
+        self,
+        layer: KVLayer,
+        query_key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        metadata: PagedTritonMetadata,
+    ) -> torch.Tensor:
+        """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
+        num_heads = query_key.shape[1] - value.shape[1]
+        rotated = rope(query_key, rotation.cos, rotation.sin)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
         layer.key[metadata.block_ids, :, metadata.offsets] = key.to(layer.key.dtype)
         layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
+        return query
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedTritonMetadata) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixserve.config import SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
@@ -35,6 +36,7 @@ class Harness:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         max_queued_requests: int = 64,
+        schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
         **stub: Any,
     ) -> None:
@@ -50,6 +52,7 @@ class Harness:
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=max_model_len,
                 end_token_ids=tokenizer.eos_token_ids,
+                schedule_policy=schedule_policy,
             ),
             max_queued_requests=max_queued_requests,
         )
@@ -57,13 +60,13 @@ class Harness:
         self.failures: dict[str, Failure] = {}
         self._num_added = 0
 
-    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
+    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
         """Queue a greedy request, unless params say otherwise, and return its id."""
         settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
         request_id = f"r{self._num_added}"
         self._num_added += 1
         self.results[request_id] = GenerationResult.empty(list(prompt), settings.n)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), settings, namespace))
+        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), settings, namespace, priority))
         return request_id
 
     def step(self) -> None:
