@@ -3,7 +3,9 @@
 from typing import Any
 
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from radixserve.api.tools import check_tools
 from radixserve.errors import InvalidRequest
+from radixserve.grammar import Grammar
 from radixserve.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -27,10 +29,10 @@ _SHARED_FIELDS = (
 )
 
 
-def chat_sampling_params(request: ChatRequest) -> SamplingParams:
+def chat_sampling_params(request: ChatRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a chat; max_tokens None means until the model ends or the context is full.
 
-    Raises InvalidRequest with the field as param.
+    grammar: what its answers have to follow. Raises InvalidRequest with the field as param.
     """
     logprobs: int | None = None
     if request.logprobs:
@@ -38,17 +40,19 @@ def chat_sampling_params(request: ChatRequest) -> SamplingParams:
     elif request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     _check_logprobs("top_logprobs", logprobs)
-    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs)
+    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs, grammar=grammar)
 
 
-def completion_sampling_params(request: CompletionRequest) -> SamplingParams:
+def completion_sampling_params(request: CompletionRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
+    if check_tools(request.tools, request.tool_choice):
+        raise InvalidRequest("tools need the messages of /v1/chat/completions", param="tools")
     max_tokens = _max_tokens(request)
     if max_tokens is None:
         # A floor given by min_tokens says that more than the default is wanted.
         max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
-    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs)
+    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs, grammar=grammar)
 
 
 def budget_field(request: GenerationRequest) -> str:
@@ -69,8 +73,9 @@ def _check_logprobs(name: str, value: int | None) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be from 0 to {MAX_LOGPROBS}", param=name)
 
 
-def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    _check_tools(request)
+def _sampling_params(
+    request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
+) -> SamplingParams:
     given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
     stop = request.stop if request.stop is not None else ()
     params = SamplingParams(
@@ -79,20 +84,10 @@ def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logp
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=logprobs,
+        grammar=grammar,
     )
     if request.best_of is not None and request.best_of != params.n:
         raise InvalidRequest(
             f"best_of is {request.best_of}; only the value of n, {params.n} here, is supported", param="best_of"
         )
     return params
-
-
-def _check_tools(request: GenerationRequest) -> None:
-    """Refuse tools that the model might have to call; with tool_choice "none" they do not enter the prompt."""
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
-        raise InvalidRequest("tool_choice must be none, auto, required or a named tool", param="tool_choice")
-    if request.tools and choice != "none":
-        raise InvalidRequest('tools are not supported yet; leave them out or send tool_choice "none"', param="tools")
-    if not request.tools and choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice asks for a tool, but there are no tools", param="tool_choice")

@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     from the logits before any of these settings is applied.
     stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
-    grammar: the answer's text must belong to it.
+    grammar: the answer's text must belong to it. One that can only end is finished, before min_tokens too.
     """
 
     n: int = 1

@@ -87,10 +87,9 @@ class PagedTritonBackend:
         """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
         num_heads = query_key.shape[1] - value.shape[1]
         rotated = rope(query_key, rotation.cos, rotation.sin)
-        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
-        layer.key[metadata.block_ids, :, metadata.offsets] = key.to(layer.key.dtype)
+        layer.key[metadata.block_ids, :, metadata.offsets] = rotated[:, num_heads:].to(layer.key.dtype)
         layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
-        return query
+        return rotated[:, :num_heads]
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedTritonMetadata) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""
@@ -103,11 +102,12 @@ class PagedTritonBackend:
             paged_prefill(*arguments, metadata.prefill, output, scale=scale)
         return output
 
-    def copy_blocks(self, layers: list[KVLayer], sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
         """Copy whole blocks in every layer, as if all sources were read before any destination is written."""
+        read, written = torch.tensor([sources, destinations], device=layers[0].key.device)
         for layer in layers:
             for cache in (layer.key, layer.value):
-                cache.index_copy_(0, destinations, cache.index_select(0, sources))
+                cache.index_copy_(0, written, cache.index_select(0, read))
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
