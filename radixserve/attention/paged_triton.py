@@ -87,9 +87,10 @@ class PagedTritonBackend:
         """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
         num_heads = query_key.shape[1] - value.shape[1]
         rotated = rope(query_key, rotation.cos, rotation.sin)
-        layer.key[metadata.block_ids, :, metadata.offsets] = rotated[:, num_heads:].to(layer.key.dtype)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+        layer.key[metadata.block_ids, :, metadata.offsets] = key.to(layer.key.dtype)
         layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
-        return rotated[:, :num_heads]
+        return query
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedTritonMetadata) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""
