@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from radixserve import LLM, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
@@ -36,6 +38,20 @@ def test_results_come_in_the_order_of_the_prompts_however_many_there_are(llm: LL
     assert all(result.answers[0].finish_reason == "length" for result in results)
 
 
+def test_priorities_are_one_for_all_prompts_or_one_for_each(model: Path, llm: LLM) -> None:
+    prompts = ["a", "b", "c"]
+    with LLM(str(model), num_kv_blocks=128, max_num_seqs=1, schedule_policy="priority") as ordered:
+        for priority in (2, [3, 1, 2]):
+            results = ordered.generate(prompts, GREEDY, priority=priority, show_progress=False)
+            assert [result.answers for result in results] == [
+                result.answers for result in llm.generate(prompts, GREEDY)
+            ]
+        with pytest.raises(InvalidRequest, match="3 prompts have 2 priorities"):
+            ordered.generate(prompts, GREEDY, priority=[1, 2])
+    with pytest.raises(InvalidRequest, match="schedule policy is cache-aware"):
+        llm.generate(prompts, GREEDY, priority=[0, 0, 1])
+
+
 def test_text_token_ids_and_lists_of_either_are_prompts(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
     answers = [llm.generate(prompts, GREEDY)[0].answers for prompts in ("hello", ids, ["hello"], [ids])]
@@ -48,6 +64,26 @@ def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
     first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
     assert second.num_cached_tokens == len(first.prompt_token_ids) - 1
     assert second.answers == first.answers
+
+
+def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(llm: LLM, model: Path) -> None:
+    prompt = torch.randint(0, 256, (2 * 16 + 5,), generator=torch.Generator().manual_seed(2)).tolist()
+    scoring = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
+    plain = llm.generate(prompt, GREEDY)[0]
+    cached = llm.generate(prompt, scoring)[0]
+    with LLM(str(model), num_kv_blocks=32, max_num_batched_tokens=10, max_num_seqs=8) as other:
+        fresh = other.generate(prompt, scoring)[0]
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(dim=-1)[range(len(prompt) - 1), prompt[1:]].tolist()
+    for result in (cached, fresh):
+        assert result.num_cached_tokens == 0
+        assert result.prompt_logprobs is not None
+        assert result.prompt_logprobs[0] is None
+        entries = [entry for entry in result.prompt_logprobs if entry is not None]
+        assert [entry.token_id for entry in entries] == prompt[1:]
+        assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
+    assert llm.generate(prompt, GREEDY)[0].answers == plain.answers
 
 
 def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:

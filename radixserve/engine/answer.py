@@ -7,7 +7,10 @@ from radixserve.protocol import Delta, FinishReason, TokenLogprobs
 
 @dataclass(slots=True)
 class Answer:
-    """One of a request's answers. finish_reason is None while it grows; logprobs is empty unless asked for."""
+    """One of a request's answers. finish_reason is None while it grows; logprobs is empty unless asked for.
+
+    prompt_logprobs: of a request's first answer, if they were asked for: one entry a prompt token, None for the first.
+    """
 
     index: int
     text_pieces: list[str] = field(default_factory=list)
@@ -15,6 +18,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -28,6 +32,8 @@ class Answer:
         self.logprobs += delta.logprobs or ()
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
 
 @dataclass(slots=True)
@@ -50,6 +56,11 @@ class GenerationResult:
         """Take in the next delta of the request."""
         self.answers[delta.index].add(delta)
         self.num_cached_tokens = delta.num_cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry a prompt token, None for the first; None if they were not asked for, or have not come yet."""
+        return self.answers[0].prompt_logprobs
 
     @property
     def num_output_tokens(self) -> int:

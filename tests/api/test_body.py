@@ -131,16 +131,9 @@ def test_a_field_that_is_not_supported_may_have_its_neutral_value(name: str, val
     assert decode(json.dumps({name: value})) == CompletionRequest()
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("priority", False), ("length_penalty", True)])
+@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("length_penalty", True)])
 def test_a_boolean_is_not_the_neutral_number_nor_the_other_way_round(name: str, value: object) -> None:
     assert refused(json.dumps({name: value})).param == name
-
-
-@pytest.mark.parametrize(
-    "value", ["json", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "schema": {}}]
-)
-def test_api_11_a_response_format_other_than_text_is_refused(value: object) -> None:
-    assert refused(json.dumps({"response_format": value})).param == "response_format"
 
 
 def test_api_10_harmless_and_unknown_fields_change_nothing() -> None:
