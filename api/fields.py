@@ -37,7 +37,6 @@ UNSUPPORTED_FIELDS = {
     "guided_regex": UnsupportedField("limits the answer to a regular expression"),
     "length_penalty": UnsupportedField("weighs the length of beams", (1,)),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
-    "priority": UnsupportedField("moves the request in the queue", (0,)),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
     "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
     "response_format": UnsupportedField("limits the form of the answer", ({"type": "text"},)),

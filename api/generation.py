@@ -20,8 +20,9 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids. num_prompt_logprobs: the field prompt_logprobs; params may ask
-    for more. echoes: what the answers to each prompt begin with; empty unless that is wanted.
+    stream_options.include_usage and return_token_ids. priority: the field of that name. num_prompt_logprobs: the field
+    prompt_logprobs; params may ask for more. echoes: what the answers to each prompt begin with; empty unless that is
+    wanted.
     """
 
     prompts: list[list[int]]
@@ -30,6 +31,7 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+    priority: int = 0
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
 
@@ -63,7 +65,8 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
-        engine.generate(prompt, generation.params, namespace=generation.namespace) for prompt in generation.prompts
+        engine.generate(prompt, generation.params, namespace=generation.namespace, priority=generation.priority)
+        for prompt in generation.prompts
     ]
     if len(streams) == 1:
         async with aclosing(streams[0]) as deltas:

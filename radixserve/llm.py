@@ -62,16 +62,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         show_progress: bool = True,
     ) -> list[GenerationResult]:
         """Answer prompts, given as text or token ids; results come in their order.
 
+        priority: of all, or one for each prompt; lower starts first, with schedule_policy="priority".
         Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
         """
         if self._is_closed:
             raise EngineUnavailable("this LLM is closed; make another")
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        call = self._portal.start_task_soon(self._generate_all, encoded, params or SamplingParams(), show_progress)
+        priorities = [priority] * len(encoded) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(encoded):
+            raise InvalidRequest(f"{len(encoded)} prompts have {len(priorities)} priorities", param="priority")
+        call = self._portal.start_task_soon(
+            self._generate_all, encoded, params or SamplingParams(), priorities, show_progress
+        )
         try:
             return call.result()
         finally:
@@ -82,16 +89,18 @@ class LLM:
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         params: SamplingParams | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         show_progress: bool = True,
     ) -> list[GenerationResult]:
         """Answer one conversation or several, each a list of messages in OpenAI's form, by the chat template.
 
+        priority: as in generate.
         Raises a RequestError if a conversation cannot be answered; then the others are not answered either.
         """
         is_one = not messages or isinstance(messages[0], dict)
         conversations = [messages] if is_one else messages
         prompts = [self._encode_chat(conversation) for conversation in conversations]
-        return self.generate(prompts, params, show_progress=show_progress)
+        return self.generate(prompts, params, priority=priority, show_progress=show_progress)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -109,23 +118,25 @@ class LLM:
         return self.tokenizer.encode_chat(template_messages(messages))
 
     async def _generate_all(
-        self, prompts: list[list[int]], params: SamplingParams, show_progress: bool
+        self, prompts: list[list[int]], params: SamplingParams, priorities: list[int], show_progress: bool
     ) -> list[GenerationResult]:
         results = [GenerationResult.empty(prompt, params.n) for prompt in prompts]
         # No more at once than the queue takes, so that a long list is never refused for its length.
         places = asyncio.Semaphore(self._engine.config.max_queued_requests)
 
-        async def collect(result: GenerationResult) -> None:
-            async with places, aclosing(self._engine.generate(result.prompt_token_ids, params)) as deltas:
-                async for delta in deltas:
-                    result.add(delta)
+        async def collect(result: GenerationResult, priority: int) -> None:
+            async with places:
+                deltas = self._engine.generate(result.prompt_token_ids, params, priority=priority)
+                async with aclosing(deltas):
+                    async for delta in deltas:
+                        result.add(delta)
             progress.update()
 
         with tqdm(total=len(prompts), desc="prompts", disable=not show_progress) as progress:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for result in results:
-                        tasks.create_task(collect(result))
+                    for result, priority in zip(results, priorities, strict=True):
+                        tasks.create_task(collect(result, priority))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         return results
