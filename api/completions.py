@@ -10,6 +10,7 @@ from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.logprobs import CompletionLogprobsWriter, join, prompt_logprobs
 from radixserve.api.options import includes_usage, namespace_of
+from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
 from radixserve.api.records import record_of
 from radixserve.api.requests import CompletionRequest
@@ -36,7 +37,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, CompletionRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = completion_sampling_params(request)
+    params = completion_sampling_params(request, output_grammar(request, service.grammars))
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer

@@ -7,6 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from radixserve.protocol import FinishReason
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """cached_tokens: prompt tokens whose K/V were read from the cache and not computed for this request."""
@@ -67,19 +69,45 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function of a call, or a piece of it. arguments: JSON text."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class MessageToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class DeltaToolCall(msgspec.Struct, frozen=True):
+    """A piece of the call of this index; the first one has id, type and name."""
+
+    index: int
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The whole answer. content: null if there are calls alone."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
     """A piece of the answer."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -88,7 +116,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -99,7 +127,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.errors import InvalidRequest, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -87,6 +88,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     kind: FailureKind
     message: str
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: RequestError) -> "Failure":
+        """Return what tells the caller of an error that the engine met."""
+        kind: FailureKind = "invalid_request" if isinstance(error, InvalidRequest) else "internal_error"
+        return cls(kind, error.message, error.param)
 
 
 class BeamScore(msgspec.Struct, frozen=True, array_like=True):

@@ -34,7 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bad_words: the answer contains none of them as the tokenizer writes them, alone or behind a space; written with
     other tokens they are not found.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
-    grammar: the answer's text must belong to it.
+    grammar: the answer's text must belong to it. One that can only end is finished, before min_tokens too.
     """
 
     n: int = 1

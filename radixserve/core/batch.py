@@ -24,7 +24,9 @@ class SampleSlot:
 
     choice_index, num_output_tokens: with the seed, all that the draw depends on.
     token_ids: the sequence so far, prompt then output, read only during the step; the penalties look at it.
-    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens, ends of bad words).
+    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens, ends of bad words), unless no other
+    is allowed.
+    allowed_tokens: see TokenConstraint.allowed_tokens; None allows all.
     """
 
     params: SamplingParams
@@ -33,6 +35,7 @@ class SampleSlot:
     token_ids: "array[int]"
     num_prompt_tokens: int
     suppressed_token_ids: tuple[int, ...] = ()
+    allowed_tokens: bytes | None = None
 
     @property
     def num_output_tokens(self) -> int:

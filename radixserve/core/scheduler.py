@@ -16,7 +16,10 @@ from radixserve.core.kv_cache import KVCache
 from radixserve.core.policy import POLICIES
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
 from radixserve.core.waiting import WaitingQueue
-from radixserve.protocol import FinishReason, TokenLogprobs
+from radixserve.errors import RequestError
+from radixserve.protocol import Failure, FinishReason, TokenLogprobs
+
+_NOT_FINITE = Failure("internal_error", "the model's numbers for this request are not finite")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -36,23 +39,27 @@ class SchedulerLimits:
 
 @dataclass(slots=True, frozen=True)
 class NewToken:
-    """A token that a step appended to a sequence. sequence.finish_reason says whether it was the last."""
+    """A token that a step appended to a sequence. sequence.finish_reason says whether it was the last.
+
+    is_end: it is an end or stop token that ended the sequence, and no part of the text.
+    """
 
     sequence: Sequence
     token_id: int
     logprobs: TokenLogprobs | None
+    is_end: bool
 
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step.
+    """What update made of a step: tokens in row order, and requests that ended without an answer, and why.
 
-    new_tokens: in row order. failed: requests that ended because their logits were not finite. computed: requests that
-    want no token, whose prompt is computed now.
+    Tokens of a failed request may be among new_tokens; they mean nothing. computed: requests that want no token, whose
+    prompt is computed now.
     """
 
     new_tokens: list[NewToken] = field(default_factory=list)
-    failed: list[Request] = field(default_factory=list)
+    failed: dict[Request, Failure] = field(default_factory=dict)
     computed: list[Request] = field(default_factory=list)
 
 
@@ -136,16 +143,21 @@ class Scheduler:
                 continue  # its request failed in a row before
             if not is_finite:
                 self.end(sequence.request)
-                result.failed.append(sequence.request)
+                result.failed[sequence.request] = _NOT_FINITE
                 continue
             if sequence.request.prompt_scores is not None and index in sampled.prompt_logprobs:
                 sequence.request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_draws:
-                for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True):
-                    self._append(answer, token_id)
-                    result.new_tokens.append(NewToken(answer, token_id, logprobs))
+                try:
+                    result.new_tokens.extend(
+                        NewToken(answer, token_id, logprobs, self._append(answer, token_id))
+                        for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True)
+                    )
+                except RequestError as error:
+                    self.end(sequence.request)
+                    result.failed[sequence.request] = Failure.of(error)
             elif sequence.num_uncomputed_tokens == 0:
                 self.finish(sequence, "length")
                 result.computed.append(sequence.request)
@@ -278,36 +290,53 @@ class Scheduler:
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
+                allowed_tokens=None if sequence.constraint is None else sequence.constraint.allowed_tokens(),
             )
             for choice_index in range(first, first + _num_places(sequence))
         )
 
     def _suppressed_token_ids(self, sequence: Sequence) -> tuple[int, ...]:
         params = sequence.request.params
-        if sequence.num_output_tokens >= params.min_tokens:
-            return ()
-        end_token_ids = () if params.ignore_eos else sorted(self._limits.end_token_ids)
-        return (*end_token_ids, *params.stop_token_ids)
+        is_early = sequence.num_output_tokens < params.min_tokens
+        # A constrained text is over at its end token, so to go on beyond it means not to draw it.
+        ends_are_suppressed = sequence.constraint is not None if params.ignore_eos else is_early
+        return (
+            *(sorted(self._limits.end_token_ids) if ends_are_suppressed else ()),
+            *(params.stop_token_ids if is_early else ()),
+        )
 
     def _answers(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences that a row's draws belong to, forking the prompt's for the other choices once."""
         request = sequence.request
         for choice_index in range(len(request.sequences), len(request.sequences) + _num_places(sequence) - 1):
             child = Sequence(request, choice_index, array("i", sequence.token_ids), status=SequenceStatus.RUNNING)
+            if sequence.constraint is not None:
+                child.constraint = sequence.constraint.fork()
             self._cache.fork(sequence, child)
             self._running.append(child)
             request.sequences.append(child)
         return request.sequences if sequence.num_output_tokens == 0 else [sequence]
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
-        params = sequence.request.params
+    def _append(self, sequence: Sequence, token_id: int) -> bool:
+        """Append a token, which may finish the sequence, and return whether it is an end or stop token that did.
+
+        Raises a RequestError if the sequence's constraint cannot follow.
+        """
+        params, constraint = sequence.request.params, sequence.constraint
         sequence.token_ids.append(token_id)
         if token_id in params.stop_token_ids:
             self.finish(sequence, "stop", token_id)
-        elif token_id in self._limits.end_token_ids and not params.ignore_eos:
+            return True
+        if token_id in self._limits.end_token_ids and not (params.ignore_eos and constraint is None):
+            self.finish(sequence, "stop")
+            return True
+        if constraint is not None:
+            constraint.accept(token_id)
+        if constraint is not None and constraint.is_complete:
             self.finish(sequence, "stop")
         elif sequence.num_output_tokens == params.max_tokens or sequence.num_tokens >= self._limits.max_model_len:
             self.finish(sequence, "length")
+        return False
 
     def _end_sequence(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from radixserve.core.bad_words import BadWords, banned_token_ids
+from radixserve.core.constraint import TokenConstraint
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
@@ -60,6 +61,7 @@ class Sequence:
     token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
     tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
     digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
     """
 
     request: Request
@@ -72,6 +74,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_committed_blocks: int = 0
     digests: list[bytes] = field(default_factory=list)
+    constraint: TokenConstraint | None = None
 
     @property
     def num_tokens(self) -> int:
