@@ -57,18 +57,6 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class PromptLogprob(msgspec.Struct, frozen=True):
-    """What the model thought of one token at a position of the prompt. rank: 1 for the most likely one."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-# By token id: the prompt's own token, then the most likely ones. None for the first token, which nothing foretells.
-PromptLogprobs = list[dict[int, PromptLogprob] | None]
-
-
 class CalledFunction(msgspec.Struct, frozen=True):
     """The function of a call, or a piece of it. arguments: JSON text."""
 
@@ -91,6 +79,18 @@ class DeltaToolCall(msgspec.Struct, frozen=True):
     function: CalledFunction
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """What the model thought of one token at a position of the prompt. rank: 1 for the most likely one."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id: the prompt's own token, then the most likely ones. None for the first token, which nothing foretells.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -52,10 +52,10 @@ class NewToken:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step: tokens in row order, and requests that ended without an answer, and why.
+    """What update made of a step.
 
-    Tokens of a failed request may be among new_tokens; they mean nothing. computed: requests that want no token, whose
-    prompt is computed now.
+    new_tokens: in row order; those of a failed request mean nothing. failed: requests that ended without an answer, and
+    why. computed: requests that want no token, whose prompt is computed now.
     """
 
     new_tokens: list[NewToken] = field(default_factory=list)
