@@ -28,6 +28,7 @@ class Request:
     priority: lower goes first, under the priority policy. arrival: how many requests were queued before this one.
     queued_at: when that was, on the monotonic clock.
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
+    allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Request:
     queued_at: float = 0.0
     prompt_scores: PromptScores | None = None
     bad_words: BadWords = ()
+    allowed_tokens: bytes | None = None
 
     @property
     def has_started(self) -> bool:
