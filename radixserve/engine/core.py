@@ -5,6 +5,7 @@ import random
 from array import array
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
@@ -103,6 +104,7 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            allowed_tokens=None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids),
             bad_words=encode_bad_words(params.bad_words, self._tokenizer),
             prompt_scores=(
                 PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
