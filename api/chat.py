@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 
+from radixserve.api.beam_params import beam_search_params, is_beam_search
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
@@ -23,11 +24,13 @@ from radixserve.api.responses import (
     ChatMessage,
     Usage,
 )
-from radixserve.api.sampling import budget_field, chat_sampling_params
+from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -47,7 +50,16 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, ChatRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = chat_sampling_params(request)
+    params: SamplingParams | BeamSearchParams = (
+        beam_search_params(
+            request,
+            default_n=1,
+            max_tokens=max_tokens_of(request),
+            max_num_seqs=service.engine.config.max_num_seqs,
+        )
+        if is_beam_search(request)
+        else chat_sampling_params(request)
+    )
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     prompt = encode_messages(request.messages, request, service.engine.tokenizer)
@@ -127,6 +139,6 @@ class ChatFormat:
         )
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
-        if self._generation.params.logprobs is None:
+        if self._generation.num_logprobs is None:
             return None
         return chat_logprobs(entries or [], self._tokenizer)

@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from radixserve.api.beam_params import beam_search_params, is_beam_search
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
@@ -13,10 +14,12 @@ from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, spl
 from radixserve.api.records import record_of
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
-from radixserve.api.sampling import budget_field, completion_sampling_params
+from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -35,7 +38,16 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, CompletionRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = completion_sampling_params(request)
+    params: SamplingParams | BeamSearchParams = (
+        beam_search_params(
+            request,
+            default_n=1,
+            max_tokens=completion_max_tokens(request),
+            max_num_seqs=service.engine.config.max_num_seqs,
+        )
+        if is_beam_search(request)
+        else completion_sampling_params(request)
+    )
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     prompts = encode_prompts(split_prompts(request.prompt), service.engine.tokenizer, ready.vocab_size)
@@ -58,12 +70,14 @@ class CompletionFormat:
         self._head = head
         self._generation = generation
         params = generation.params
-        # In the order of the choices: those of one prompt lie together.
-        self._writers = [
-            CompletionLogprobsWriter(tokenizer, prompt, params)
-            for prompt in generation.prompts
-            for _ in range(params.n if params.logprobs is not None else 0)
-        ]
+        self._writers: list[CompletionLogprobsWriter] = []
+        if isinstance(params, SamplingParams) and params.logprobs is not None:
+            # In the order of the choices: those of one prompt lie together.
+            self._writers = [
+                CompletionLogprobsWriter(tokenizer, prompt, params)
+                for prompt in generation.prompts
+                for _ in range(params.n)
+            ]
         self._has_begun = False
 
     def chunk(self, index: int, delta: Delta) -> bytes | None:
@@ -114,6 +128,6 @@ class CompletionFormat:
         return prompts[0] if len(prompts) == 1 else prompts
 
     def _logprobs(self, index: int, entries: list[TokenLogprobs] | None) -> CompletionLogprobs | None:
-        if self._generation.params.logprobs is None:
+        if self._generation.num_logprobs is None:
             return None
         return self._writers[index].write(entries or [])

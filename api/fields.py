@@ -25,11 +25,9 @@ UNSUPPORTED_FIELDS = {
     "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
     "audio": UnsupportedField("asks for sound"),
     "bad_words": UnsupportedField("bans words from the answer", ([],)),
-    "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),
     "documents": UnsupportedField("adds documents to the prompt", ([],)),
-    "early_stopping": UnsupportedField("ends a beam search early", (False,)),
     "echo": UnsupportedField("repeats the prompt in the answer", (False,)),
     "function_call": UnsupportedField("chooses a function", ("none", "auto")),
     "functions": UnsupportedField("offers functions to the model", ([],)),
@@ -37,7 +35,6 @@ UNSUPPORTED_FIELDS = {
     "guided_grammar": UnsupportedField("limits the answer to a grammar"),
     "guided_json": UnsupportedField("limits the answer to a JSON schema"),
     "guided_regex": UnsupportedField("limits the answer to a regular expression"),
-    "length_penalty": UnsupportedField("weighs the length of beams", (1,)),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
     "priority": UnsupportedField("moves the request in the queue", (0,)),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
@@ -48,7 +45,6 @@ UNSUPPORTED_FIELDS = {
     "structured_outputs": UnsupportedField("limits the form of the answer"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
     "truncate_prompt_tokens": UnsupportedField("cuts the prompt"),
-    "use_beam_search": UnsupportedField("asks for beam search", (False,)),
     "web_search_options": UnsupportedField("asks for a web search"),
 }
 
@@ -95,11 +91,15 @@ class FieldCheck:
             logger.warning("ignoring the unknown request field %r", name)
 
 
+def asks_for_nothing(value: Any, neutral: Collection[Any]) -> bool:
+    """Return whether a field's value is null or one of the neutral ones."""
+    # bool is compared by type as well, since False == 0 in Python and not in JSON.
+    return value is None or any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
+    )
+
+
 def _check_neutral(name: str, value: Any) -> None:
     field = UNSUPPORTED_FIELDS[name]
-    # bool is compared by type as well, since False == 0 in Python and not in JSON.
-    if value is None or any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in field.neutral
-    ):
-        return
-    raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)
+    if not asks_for_nothing(value, field.neutral):
+        raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from radixserve.api.responses import PromptTokensDetails, Usage
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
@@ -23,11 +24,21 @@ class Generation:
     """
 
     prompts: list[list[int]]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     namespace: bytes
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers each prompt gets."""
+        return self.params.num_returned if isinstance(self.params, BeamSearchParams) else self.params.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are told of each token; None if no log-probabilities are."""
+        return None if isinstance(self.params, BeamSearchParams) else self.params.logprobs
 
 
 class UsageCounter:

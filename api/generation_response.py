@@ -69,7 +69,7 @@ class GenerationResponse:
             record.usage = self._usage.usage()
 
     async def _collect(self, scope: Scope, record: RequestRecord) -> bytes:
-        num_answers = len(self._generation.prompts) * self._generation.params.n
+        num_answers = len(self._generation.prompts) * self._generation.num_choices
         answers = [Answer(index) for index in range(num_answers)]
         async with aclosing(generate(self._service.engine, self._generation)) as deltas:
             is_first = True
@@ -124,7 +124,7 @@ class GenerationResponse:
     def _count(self, prompt_index: int, delta: Delta) -> int:
         """Add a delta to the usage and return the index of its choice: those of one prompt lie together."""
         self._usage.add(prompt_index, delta)
-        return prompt_index * self._generation.params.n + delta.index
+        return prompt_index * self._generation.num_choices + delta.index
 
     def _observe_first_token(self, scope: Scope, record: RequestRecord) -> None:
         metrics = self._service.metrics

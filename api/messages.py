@@ -1,6 +1,6 @@
 """The messages of a request as token ids."""
 
-from radixserve.api.requests import ChatRequest, TokenizeRequest
+from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -8,7 +8,9 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
-def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def encode_messages(
+    messages: list[Message], options: ChatRequest | TokenizeRequest | BeamSearchRequest, tokenizer: Tokenizer
+) -> list[int]:
     """Return the token ids of a conversation, open for the assistant's answer unless the options say otherwise.
 
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.

@@ -1,6 +1,6 @@
 """The bodies of requests, as they come: types only. null and absent are the same everywhere."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+    """What chat and completions have in common. beam_width: checked where its limit is known."""
 
     model: str | None = None
     n: int | None = None
@@ -43,6 +43,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    use_beam_search: bool | None = None
+    beam_width: Any = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -61,6 +65,18 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
+
+
+class BeamSearchRequest(GenerationRequest, kw_only=True):
+    """POST /v1/beam_search: of one text or list of token ids, or of messages. What it cannot honour is there too."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

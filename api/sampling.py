@@ -38,17 +38,13 @@ def chat_sampling_params(request: ChatRequest) -> SamplingParams:
     elif request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     _check_logprobs("top_logprobs", logprobs)
-    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs)
+    return _sampling_params(request, max_tokens=max_tokens_of(request), logprobs=logprobs)
 
 
 def completion_sampling_params(request: CompletionRequest) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
-    max_tokens = _max_tokens(request)
-    if max_tokens is None:
-        # A floor given by min_tokens says that more than the default is wanted.
-        max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
-    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs)
+    return _sampling_params(request, max_tokens=completion_max_tokens(request), logprobs=request.logprobs)
 
 
 def budget_field(request: GenerationRequest) -> str:
@@ -56,7 +52,17 @@ def budget_field(request: GenerationRequest) -> str:
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
 
 
-def _max_tokens(request: GenerationRequest) -> int | None:
+def completion_max_tokens(request: GenerationRequest) -> int:
+    """Return the budget of a completion. Raises InvalidRequest, the field as param, for one out of range."""
+    max_tokens = max_tokens_of(request)
+    if max_tokens is None:
+        # A floor given by min_tokens says that more than the default is wanted.
+        max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
+    return max_tokens
+
+
+def max_tokens_of(request: GenerationRequest) -> int | None:
+    """Return the budget that a request gives, if any. Raises InvalidRequest for one out of range."""
     name = budget_field(request)
     budget: int | None = getattr(request, name)
     if budget is not None and not 1 <= budget <= MAX_INTEGER:
