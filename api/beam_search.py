@@ -87,7 +87,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     namespace = namespace_of(tenant, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
-        prompts = [encode_messages(request.messages, request, tokenizer)]
+        prompts = [encode_messages(request.messages, request, tokenizer, service.answer_memory.lookup(namespace))]
     else:
         prompts = encode_prompts([request.prompt or ""], tokenizer, ready.vocab_size)
     fields = BudgetFields(
@@ -102,6 +102,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         is_streamed=False,
         includes_usage=False,
         returns_token_ids=request.return_token_ids or False,
+        is_chat=is_chat,
     )
 
 
@@ -116,6 +117,7 @@ class BeamSearchResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Search and send. Raises RequestError."""
         usage = UsageCounter(self._generation.prompts)
+        recorder = self._service.answer_recorder(self._generation)
         try:
             async with cancelled_on_disconnect(receive):
                 hypotheses = []
@@ -123,6 +125,8 @@ class BeamSearchResponse:
                     async for prompt_index, delta in deltas:
                         usage.add(prompt_index, delta)
                         hypotheses.append(delta)
+                        if recorder is not None:
+                            recorder.add(delta)
                 body = self._body(hypotheses, usage.usage())
                 await Response(body, media_type="application/json")(scope, receive, send)
         finally:

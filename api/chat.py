@@ -62,7 +62,8 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     )
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
-    prompt = encode_messages(request.messages, request, service.engine.tokenizer)
+    answers = service.answer_memory.lookup(namespace)
+    prompt = encode_messages(request.messages, request, service.engine.tokenizer, answers)
     if not prompt:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
@@ -73,6 +74,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         is_streamed=request.stream or False,
         includes_usage=usage_is_included,
         returns_token_ids=request.return_token_ids or False,
+        is_chat=True,
     )
 
 

@@ -20,7 +20,8 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids.
+    stream_options.include_usage and return_token_ids. is_chat: there is one prompt, a conversation, and an answer to it
+    may come back in the next.
     """
 
     prompts: list[list[int]]
@@ -29,6 +30,7 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+    is_chat: bool = False
 
     @property
     def num_choices(self) -> int:

@@ -53,6 +53,7 @@ class GenerationResponse:
         self._service = service
         self._generation = generation
         self._format = answer_format
+        self._recorder = service.answer_recorder(generation)
         self._usage = UsageCounter(generation.prompts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,8 +123,10 @@ class GenerationResponse:
             await _send_event(send, event)
 
     def _count(self, prompt_index: int, delta: Delta) -> int:
-        """Add a delta to the usage and return the index of its choice: those of one prompt lie together."""
+        """Take note of a delta and return the index of its choice: those of one prompt lie together."""
         self._usage.add(prompt_index, delta)
+        if self._recorder is not None:
+            self._recorder.add(delta)
         return prompt_index * self._generation.num_choices + delta.index
 
     def _observe_first_token(self, scope: Scope, record: RequestRecord) -> None:

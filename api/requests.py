@@ -80,7 +80,7 @@ class BeamSearchRequest(GenerationRequest, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: of a text, or of messages."""
+    """POST /tokenize: of a text, or of messages. cache_salt: of the chat that they are for."""
 
     model: str | None = None
     prompt: str | None = None
@@ -89,6 +89,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
 from radixserve.tokenizer.chat_encoder import ChatEncoder
 from radixserve.tokenizer.chat_template import ChatTemplate, read_template
@@ -47,6 +48,11 @@ class Tokenizer:
         """Whether encode_chat works."""
         return self._chat_encoder is not None
 
+    @property
+    def control_token_ids(self) -> frozenset[int]:
+        """The tokens that only the chat template writes; none without a template."""
+        return frozenset() if self._chat_encoder is None else self._chat_encoder.control_token_ids
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of text. The GIL is released meanwhile, so a worker thread can run it."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -66,11 +72,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        answers: AnswerLookup | None = None,
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
         Control tokens come from the template only: their strings in messages and tools stay text.
-        continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
+        continue_final_message: leave the last message, the assistant's, open.
+        answers: finds the ids to use for an assistant's turn that is exactly an earlier answer; they must hold no
+        control token. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
         if self._chat_encoder is None:
@@ -84,6 +93,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs or {},
+            answers=answers,
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
