@@ -33,11 +33,6 @@ class Generation:
     is_chat: bool = False
 
     @property
-    def num_choices(self) -> int:
-        """How many answers each prompt gets."""
-        return self.params.num_returned if isinstance(self.params, BeamSearchParams) else self.params.n
-
-    @property
     def num_logprobs(self) -> int | None:
         """How many alternatives are told of each token; None if no log-probabilities are."""
         return None if isinstance(self.params, BeamSearchParams) else self.params.logprobs

@@ -70,7 +70,7 @@ class GenerationResponse:
             record.usage = self._usage.usage()
 
     async def _collect(self, scope: Scope, record: RequestRecord) -> bytes:
-        num_answers = len(self._generation.prompts) * self._generation.num_choices
+        num_answers = len(self._generation.prompts) * self._generation.params.num_returned
         answers = [Answer(index) for index in range(num_answers)]
         async with aclosing(generate(self._service.engine, self._generation)) as deltas:
             is_first = True
@@ -127,7 +127,7 @@ class GenerationResponse:
         self._usage.add(prompt_index, delta)
         if self._recorder is not None:
             self._recorder.add(delta)
-        return prompt_index * self._generation.num_choices + delta.index
+        return prompt_index * self._generation.params.num_returned + delta.index
 
     def _observe_first_token(self, scope: Scope, record: RequestRecord) -> None:
         metrics = self._service.metrics

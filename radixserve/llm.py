@@ -10,6 +10,7 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 from tqdm import tqdm
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.answer_memory import AnswerMemory
@@ -72,10 +73,24 @@ class LLM:
 
         Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
         """
+        return self._answer(prompts, params or SamplingParams(), show_progress)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, show_progress: bool = True
+    ) -> list[GenerationResult]:
+        """Search answers to prompts, given as text or token ids; results come in their order, answers best first.
+
+        Each answer has its score in `beam`, each result its blocks in `beam_memory`. Raises as generate does.
+        """
+        return self._answer(prompts, params, show_progress)
+
+    def _answer(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | BeamSearchParams, show_progress: bool
+    ) -> list[GenerationResult]:
         if self._is_closed:
             raise EngineUnavailable("this LLM is closed; make another")
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        call = self._portal.start_task_soon(self._generate_all, encoded, params or SamplingParams(), show_progress)
+        call = self._portal.start_task_soon(self._generate_all, encoded, params, show_progress)
         try:
             return call.result()
         finally:
@@ -119,9 +134,9 @@ class LLM:
         return self.tokenizer.encode_chat(template_messages(messages), answers=answers)
 
     async def _generate_all(
-        self, prompts: list[list[int]], params: SamplingParams, show_progress: bool
+        self, prompts: list[list[int]], params: SamplingParams | BeamSearchParams, show_progress: bool
     ) -> list[GenerationResult]:
-        results = [GenerationResult.empty(prompt, params.n) for prompt in prompts]
+        results = [GenerationResult.empty(prompt, params.num_returned) for prompt in prompts]
         # No more at once than the queue takes, so that a long list is never refused for its length.
         places = asyncio.Semaphore(self._engine.config.max_queued_requests)
 

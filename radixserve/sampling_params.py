@@ -85,6 +85,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
     @property
+    def num_returned(self) -> int:
+        """How many answers the caller gets."""
+        return self.n
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken at each step."""
         return self.temperature == 0.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch, ScheduledRow
+from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.sampler import sample
 
 # The probability, after a context, of each token that has any.
@@ -55,8 +56,9 @@ class StubExecutor:
             is_finite.append(not self._poison(context))
             rows += [self._logits(context)] * len(row.samples)
             slots += row.samples
-        token_ids, logprobs = sample(torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size), slots)
-        return SampledTokens(token_ids, logprobs, is_finite)
+        logits = torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size)
+        token_ids, logprobs = sample(logits, slots)
+        return SampledTokens(token_ids, logprobs, is_finite, beam_candidates(logits, slots))
 
     def _logits(self, context: Sequence[int]) -> list[float]:
         logits = [-1e4] * self._vocab_size

@@ -25,6 +25,7 @@ class SampleSlot:
     choice_index, num_output_tokens: with the seed, all that the draw depends on.
     token_ids: the sequence so far, prompt then output, read only during the step; the penalties look at it.
     suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens).
+    num_candidates: above 0, a beam asks for its so many best next tokens instead of a draw.
     """
 
     params: SamplingParams
@@ -33,6 +34,7 @@ class SampleSlot:
     token_ids: "array[int]"
     num_prompt_tokens: int
     suppressed_token_ids: tuple[int, ...] = ()
+    num_candidates: int = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -75,8 +77,11 @@ class SampledTokens:
     logprobs[i] is None unless asked for. is_finite[j], one entry for each *row*, without samples too, is False when
     the logits of its last token held a NaN or an infinity: the row's tokens mean nothing, and the K/V that it wrote in
     this step have been zeroed.
+    candidates[i] is None for a draw, and for a beam its best next tokens, as (id, log-probability after the
+    processors), best first and the lower id first among equals; then token_ids[i] means nothing. Empty: no beams.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     is_finite: list[bool]
+    candidates: list[list[tuple[int, float]] | None] = field(default_factory=list)

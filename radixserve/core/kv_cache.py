@@ -50,6 +50,16 @@ class KVCache:
         return self._block_size
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self._pool.num_blocks
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what one sequence computed is found by others."""
+        return self._prefix_cache
+
+    @property
     def num_available_blocks(self) -> int:
         """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_cached

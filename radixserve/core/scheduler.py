@@ -3,6 +3,10 @@
 There are no prefill and decode phases. A sequence has tokens whose K/V are not computed yet: many while its prompt is
 new or it resumes after a preemption, one while it generates. A step computes some of them for each running sequence;
 a row that reaches the last one draws the next token.
+
+The beams of a group are one to the scheduler: they run, wait and give up their blocks together. After a preemption
+they are computed again one after another, each but for its last token; those are computed in one step, in which all
+beams bring their candidates.
 """
 
 from array import array
@@ -10,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
+from radixserve.core.beam_members import count_blocks, fork_and_release, num_blocks_wanted, resume_order
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
 from radixserve.protocol import FinishReason, TokenLogprobs
@@ -40,10 +45,14 @@ class NewToken:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step: tokens in row order, and requests that ended because their logits were not finite."""
+    """What update made of a step: tokens in row order, and requests that ended because their logits were not finite.
+
+    searched: requests whose beam search is over; a beam search has no new tokens before.
+    """
 
     new_tokens: list[NewToken]
     failed: list[Request]
+    searched: list[Request]
 
 
 class Scheduler:
@@ -106,10 +115,13 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
         """Take in what the executor made of the batch that the last schedule() returned."""
-        result = StepResult([], [])
+        result = StepResult([], [], [])
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        candidates = iter(sampled.candidates)
+        selecting: dict[Request, list[list[tuple[int, float]]]] = {}
         for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
             row_draws = [next(draws) for _ in row.samples]
+            row_candidates = [next(candidates, None) for _ in row.samples]
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # its request failed in a row before
             if not is_finite:
@@ -118,10 +130,15 @@ class Scheduler:
                 continue
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
-            if row_draws:
+            if row_candidates and row_candidates[0] is not None:
+                selecting.setdefault(sequence.request, []).append(row_candidates[0])
+            elif row_draws:
                 for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True):
                     self._append(answer, token_id)
                     result.new_tokens.append(NewToken(answer, token_id, logprobs))
+        for request, group_candidates in selecting.items():
+            if not request.is_finished and self._select_beams(request, group_candidates):
+                result.searched.append(request)
         self._cache.end_step()
         return result
 
@@ -135,28 +152,94 @@ class Scheduler:
 
     def _schedule_running(self, budget: int) -> int:
         # Generating sequences first: a long prompt gets what they leave, so it delays no one's next token by a step.
-        queue = deque(sorted(self._running, key=lambda sequence: sequence.num_uncomputed_tokens > 1))
+        queue = deque(sorted(self._first_of_units(), key=_is_behind))
         while queue and budget > 0:
             sequence = queue.popleft()
+            if _is_generating_beam(sequence):
+                budget -= self._schedule_beams(sequence.request, budget, queue)
+                continue
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            # The victim is the last that has no place in this step yet, so a scheduled row never loses its blocks.
-            while not self._cache.allocate(sequence, num_tokens):
-                victim = queue.pop() if queue else sequence
-                self._preempt(victim)
-                if victim is sequence:
-                    break
-            else:
+            if self._make_room(sequence, num_tokens, queue):
                 self._scheduled.append((sequence, num_tokens))
                 budget -= num_tokens
         return budget
 
+    def _first_of_units(self) -> list[Sequence]:
+        """Return the running sequences, of each beam group only the first."""
+        units = {sequence.request if sequence.request.beam else sequence: sequence for sequence in self._running[::-1]}
+        return list(units.values())[::-1]
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, queue: deque[Sequence]) -> bool:
+        """Make room for a running or parked sequence's next tokens, at the cost of those in queue, the last one first.
+
+        They have no place in this step yet, so a scheduled row never loses its blocks. False: the sequence itself was
+        preempted.
+        """
+        match = self._cache.match(sequence) if sequence.status is SequenceStatus.PARKED else None
+        while not self._cache.allocate(sequence, num_tokens, match):
+            victim = queue.pop() if queue else sequence
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _schedule_beams(self, request: Request, budget: int, queue: deque[Sequence]) -> int:
+        """Schedule the next step of a group that has generated tokens, and return how many tokens it takes."""
+        group = request.beam
+        assert group is not None
+        if budget < len(request.sequences):
+            return 0
+        for beam in resume_order(request.sequences) if _is_behind(request.sequences[0]) else ():
+            if beam.status is SequenceStatus.PARKED:
+                if not self._make_room(beam, 0, queue):
+                    return 0
+                self._start(beam)
+            num_tokens = min(beam.num_uncomputed_tokens - 1, budget)
+            if num_tokens > 0:
+                if not self._make_room(beam, num_tokens, queue):
+                    return 0
+                self._scheduled.append((beam, num_tokens))
+                return num_tokens
+        for beam in request.sequences:
+            block_ids = beam.block_table[:]
+            if not self._make_room(beam, 1, queue):
+                return 0
+            if beam.block_table[: len(block_ids)] != block_ids:
+                group.record_copy()
+        self._scheduled += [(beam, 1) for beam in request.sequences]
+        return len(request.sequences)
+
+    def _resume_beams(self, budget: int) -> int:
+        """Let the group at the head of the queue run again, and return how many tokens it takes; 0: it still waits."""
+        request = self._waiting[0].request
+        if budget < len(request.sequences):
+            return 0
+        self._waiting.popleft().status = SequenceStatus.PARKED
+        return self._schedule_beams(request, budget, deque())
+
+    def _select_beams(self, request: Request, candidates: list[list[tuple[int, float]]]) -> bool:
+        """Fork and release beams as their candidates demand. Returns whether the search is over, its blocks free."""
+        group, beams = request.beam, request.sequences
+        assert group is not None
+        group.record_blocks(*count_blocks(beams, self._cache.block_size))
+        children = group.select([beam.token_ids[request.num_prompt_tokens :] for beam in beams], candidates)
+        if group.is_done:
+            self.end(request)
+            return True
+        fork_and_release(request, children, self._cache)
+        # The group keeps its place in line, whichever of its sequences go on.
+        place = next(index for index, sequence in enumerate(self._running) if sequence.request is request)
+        others = [sequence for sequence in self._running if sequence.request is not request]
+        self._running = [*others[:place], *request.sequences, *others[place:]]
+        return False
+
     def _admit_waiting(self, budget: int) -> None:
-        num_free_places = self._limits.max_num_seqs - sum(_num_places(sequence) for sequence in self._running)
+        num_free_places = self._limits.max_num_seqs - sum(map(_num_reserved_places, self._first_of_units()))
         being_computed = {self._next_digest(sequence) for sequence, num_tokens in self._scheduled if num_tokens > 1}
         passed: list[Sequence] = []
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
-            if _num_places(sequence) > num_free_places:
+            if _num_reserved_places(sequence) > num_free_places:
                 break
             match = self._cache.match(sequence)
             digest = self._cache.next_digest(sequence, match.num_tokens // self._cache.block_size)
@@ -165,16 +248,23 @@ class Scheduler:
                 # ends at the latest when that sequence's prompt is done or it gives up its place.
                 passed.append(self._waiting.popleft())
                 continue
-            num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
             if not self._has_room_for(sequence, len(match.block_ids)):
                 break
+            if _is_generating_beam(sequence):
+                num_tokens = self._resume_beams(budget)
+                if num_tokens == 0:
+                    break
+                num_free_places -= _num_reserved_places(sequence)
+                budget -= num_tokens
+                continue
+            num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
             if not self._cache.allocate(sequence, num_tokens, match):
                 break
             self._waiting.popleft()
             self._start(sequence)
             self._scheduled.append((sequence, num_tokens))
             being_computed.add(self._next_digest(sequence))
-            num_free_places -= _num_places(sequence)
+            num_free_places -= _num_reserved_places(sequence)
             budget -= num_tokens
         self._waiting.extendleft(reversed(passed))
 
@@ -186,7 +276,12 @@ class Scheduler:
         """
         if not self._running:
             return True
-        num_new_blocks = -(-sequence.num_tokens // self._cache.block_size) - num_matched_blocks
+        request, block_size = sequence.request, self._cache.block_size
+        if request.beam is None:
+            num_blocks = -(-sequence.num_tokens // block_size)
+        else:
+            num_blocks = num_blocks_wanted(request.sequences, request.beam.width, block_size)
+        num_new_blocks = num_blocks - num_matched_blocks
         return num_new_blocks + len(self._running) <= self._cache.num_available_blocks
 
     def _next_digest(self, sequence: Sequence) -> bytes | None:
@@ -203,9 +298,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         # What it computed is committed already, so it finds its own blocks again when it resumes.
-        self._cache.release(sequence)
+        for member in _unit(sequence):
+            if member.status is SequenceStatus.RUNNING:
+                self._cache.release(member)
+                self._running.remove(member)
+                member.status = SequenceStatus.PARKED
         sequence.status = SequenceStatus.WAITING
-        self._running.remove(sequence)
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 
@@ -230,6 +328,7 @@ class Scheduler:
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 suppressed_token_ids=self._suppressed_token_ids(sequence),
+                num_candidates=0 if request.beam is None else request.beam.num_candidates,
             )
             for choice_index in range(first, first + _num_places(sequence))
         )
@@ -275,3 +374,22 @@ def _num_places(sequence: Sequence) -> int:
     """Running sequences that this one stands for: all choices of its request until its prompt is computed."""
     request = sequence.request
     return request.params.n if len(request.sequences) == 1 and sequence.num_output_tokens == 0 else 1
+
+
+def _num_reserved_places(sequence: Sequence) -> int:
+    """Places of max_num_seqs that a sequence takes, or the group that it is a beam of: all that it may come to need."""
+    return _num_places(sequence) if sequence.request.beam is None else sequence.request.beam.width
+
+
+def _unit(sequence: Sequence) -> list[Sequence]:
+    """Return the sequences that run, wait and give up their blocks together with this one."""
+    return [sequence] if sequence.request.beam is None else sequence.request.sequences
+
+
+def _is_behind(sequence: Sequence) -> bool:
+    """Whether it, or another beam of its group, has more to compute than its last token."""
+    return any(member.num_uncomputed_tokens > 1 for member in _unit(sequence))
+
+
+def _is_generating_beam(sequence: Sequence) -> bool:
+    return sequence.request.beam is not None and sequence.num_output_tokens > 0

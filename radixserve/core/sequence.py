@@ -4,14 +4,19 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from radixserve.core.beam import BeamGroup
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. A preempted sequence is waiting again."""
+    """Where a sequence is. A preempted sequence is waiting again.
+
+    PARKED: a beam without blocks. One beam of a preempted group waits for all, and they run again one by one.
+    """
 
     WAITING = auto()
+    PARKED = auto()
     RUNNING = auto()
     FINISHED = auto()
 
@@ -22,6 +27,7 @@ class Request:
 
     seed: the caller's, or one drawn for this request. num_cached_tokens: prompt tokens found in the cache when the
     request was first admitted; None before. What it finds again after a preemption does not count.
+    beam: decides about a beam search, whose live beams are the sequences, the best first.
     """
 
     request_id: str
@@ -31,6 +37,7 @@ class Request:
     seed: int
     sequences: list["Sequence"] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    beam: BeamGroup | None = None
 
     @property
     def is_finished(self) -> bool:

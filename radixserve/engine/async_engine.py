@@ -156,9 +156,9 @@ class AsyncEngine:
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | BeamSearchParams, *, namespace: bytes = b""
     ) -> AsyncGenerator[Delta, None]:
-        """Yield what each step adds to the answers, params.n of them interleaved, until all have a finish_reason.
+        """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
 
-        A beam search yields nothing before its end, and then each hypothesis it returns at once.
+        A beam search yields nothing until it ends, and then one Delta for each answer.
 
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
@@ -173,10 +173,10 @@ class AsyncEngine:
         self._check_prompt(ready, token_ids)
         self._check_params(ready, params)
         request_id = str(next(self._request_ids))
-        num_unfinished = params.num_returned if isinstance(params, BeamSearchParams) else params.n
-        stream = self._streams[request_id] = _Stream(num_unfinished)
+        stream = self._streams[request_id] = _Stream(params.num_returned)
         timeout = self.config.request_timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        num_unfinished = params.num_returned
         try:
             client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace))
             while num_unfinished > 0:

@@ -8,6 +8,7 @@ from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.protocol import (
     AddRequest,
@@ -21,7 +22,6 @@ from radixserve.protocol import (
     StepOutput,
 )
 from radixserve.runner.executor import Executor
-from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
@@ -52,6 +52,7 @@ class EngineCore:
         self._cache = cache
         self._limits = limits
         self._scheduler = Scheduler(cache, limits)
+        self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
@@ -75,10 +76,12 @@ class EngineCore:
             self._refusals.append(_failure_delta(message.request_id, refusal))
             self._has_news = True
             return
-        params = message.params
-        assert isinstance(params, SamplingParams)
         token_ids = array("i")
         token_ids.frombytes(message.prompt_token_ids)
+        params, beam = message.params, None
+        if isinstance(params, BeamSearchParams):
+            beam = self._beams.group(params, token_ids)
+            params = params.sampling_params()
         seed = params.seed
         request = Request(
             request_id=message.request_id,
@@ -86,6 +89,7 @@ class EngineCore:
             namespace=message.namespace,
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
+            beam=beam,
         )
         request.sequences.append(Sequence(request, 0, token_ids))
         self._requests[request.request_id] = request
@@ -152,6 +156,11 @@ class EngineCore:
         deltas += [
             self._fail(request, "the model's numbers for this request are not finite") for request in result.failed
         ]
+        for request in result.searched:
+            answers = self._beams.deltas(request)
+            self._num_generated_tokens += sum(len(answer.token_ids) for answer in answers)
+            deltas += answers
+            self._forget(request)
         for token in result.new_tokens:
             if token.sequence.request.is_finished:
                 self._forget(token.sequence.request)
@@ -189,10 +198,12 @@ class EngineCore:
             text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
             return Failure("invalid_request", text, param="prompt")
         if isinstance(message.params, BeamSearchParams):
-            return Failure("invalid_request", "beam search is not supported yet", param="beam_width")
-        if message.params.grammar is not None:
+            refusal = self._beams.reason_to_refuse(message.params, num_prompt_tokens)
+            if refusal is not None:
+                return refusal
+        elif message.params.grammar is not None:
             return Failure("invalid_request", "structured output is not supported yet", param="grammar")
-        if message.params.n > limits.max_num_seqs:
+        elif message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
             return Failure("invalid_request", text, param="n")
         if self._scheduler.num_queued >= self._max_queued_requests:

@@ -9,6 +9,7 @@ from radixserve.core.batch import BlockCopy, SampledTokens, SampleSlot, Schedule
 from radixserve.model.decoder import Decoder
 from radixserve.protocol import TokenLogprobs
 from radixserve.runner.forward_batch import build_forward_batch
+from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.sampler import sample
 
 
@@ -71,7 +72,10 @@ class ModelExecutor:
         drawn_ids, drawn_logprobs = sample(logits, slots)
         token_ids: list[int] = [0] * len(is_drawn)
         logprobs: list[TokenLogprobs | None] = [None] * len(is_drawn)
-        drawn = (position for position, is_in in enumerate(is_drawn) if is_in)
+        candidates: list[list[tuple[int, float]] | None] = [None] * len(is_drawn)
+        drawn = [position for position, is_in in enumerate(is_drawn) if is_in]
         for position, token_id, entry in zip(drawn, drawn_ids, drawn_logprobs, strict=True):
             token_ids[position], logprobs[position] = token_id, entry
-        return SampledTokens(token_ids=token_ids, logprobs=logprobs, is_finite=is_finite)
+        for position, best in zip(drawn, beam_candidates(logits, slots), strict=True):
+            candidates[position] = best
+        return SampledTokens(token_ids=token_ids, logprobs=logprobs, is_finite=is_finite, candidates=candidates)

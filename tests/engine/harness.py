@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
@@ -59,11 +60,18 @@ class Harness:
 
     def add(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
         """Queue a greedy request, unless params say otherwise, and return its id."""
-        settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
+        return self.submit(prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params}), namespace)
+
+    def add_beams(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
+        """Queue a beam search and return its id."""
+        return self.submit(prompt, BeamSearchParams(**{"max_tokens": 4, **params}), namespace)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams | BeamSearchParams, namespace: bytes = b"") -> str:
+        """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
-        self.results[request_id] = GenerationResult.empty(list(prompt), settings.n)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), settings, namespace))
+        self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
+        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace))
         return request_id
 
     def step(self) -> None:
@@ -88,7 +96,14 @@ class Harness:
 
     def ask(self, prompt: Sequence[int], **params: Any) -> GenerationResult:
         """Queue a request, run until idle, and return its result."""
-        request_id = self.add(prompt, **params)
+        return self.result_of(self.add(prompt, **params))
+
+    def search(self, prompt: Sequence[int], **params: Any) -> GenerationResult:
+        """Queue a beam search, run until idle, and return its result."""
+        return self.result_of(self.add_beams(prompt, **params))
+
+    def result_of(self, request_id: str) -> GenerationResult:
+        """Run until idle, and return the result of a request that must have succeeded."""
         self.run()
         assert request_id not in self.failures, self.failures[request_id]
         return self.results[request_id]
