@@ -48,6 +48,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "min_p": (0,),
     "logprobs": (False,),
+    "echo": (False,),
+    "response_format": ({"type": "text"},),
     "stream": (False,),
     "tool_choice": ("none", "auto"),
 }
