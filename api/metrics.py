@@ -16,7 +16,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 _DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("requests_running", "Sequences that are running", lambda stats: stats.num_running),
     ("requests_waiting", "Sequences that wait", lambda stats: stats.num_waiting),
     ("kv_blocks", "K/V blocks in all", lambda stats: stats.cache.num_blocks),
@@ -28,11 +28,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
 )
 
 # They start again from 0 with the engine; Prometheus' rate() takes that for the reset it is.
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("steps", "Steps of the engine", lambda stats: stats.num_steps),
     ("preemptions", "Sequences put back into the queue", lambda stats: stats.num_preemptions),
     ("computed_tokens", "Tokens whose K/V were computed", lambda stats: stats.num_computed_tokens),
     ("generated_tokens", "Tokens of answers", lambda stats: stats.num_generated_tokens),
+    ("requests_started", "Requests that have begun to run", lambda stats: stats.num_started_requests),
+    ("queue_seconds", "Time for which started requests had waited", lambda stats: stats.queue_seconds),
+    ("overtakes", "Times that a waiting request was overtaken", lambda stats: stats.num_overtakes),
     ("cache_queried_tokens", "Prompt tokens looked up in the cache", lambda stats: stats.cache.num_queried_tokens),
     ("cache_hit_tokens", "Prompt tokens found in the cache", lambda stats: stats.cache.num_hit_tokens),
     ("cache_evicted_tokens", "Tokens whose K/V were given up", lambda stats: stats.cache.num_evicted_tokens),

@@ -1,6 +1,6 @@
 """Plain torch versions of every kernel: what a kernel must compute, written to be read.
 
-rms_norm, silu_mul and rope also are the decoder's own path where no kernel replaces them. The rest loops over rows and
+The norms, silu_mul and rope also are the decoder's own path where no kernel replaces them. The rest loops over rows and
 tokens and is only an oracle.
 """
 
@@ -14,6 +14,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return normalized.to(x.dtype) * weight
 
 
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x + delta, and the rms_norm of that sum; both in x's dtype."""
+    total = x + delta
+    return total, rms_norm(total, weight, eps)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up, where gate_up [..., 2 * n] holds gate in its first half."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -21,14 +29,14 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the heads of x [T, num_heads, head_dim]; cos and sin are [T, head_dim / 2].
+    """Rotate the heads of x [T, num_heads, head_dim]; cos and sin are [T, head_dim / 2] float32.
 
-    Element i turns with element i + head_dim / 2 (the NeoX pairing).
+    Element i turns with element i + head_dim / 2 (the NeoX pairing). Computes in float32, returns x's dtype.
     Source: Su et al. 2021 (RoFormer), section 3.2.2.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D / 2]
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
@@ -66,19 +74,29 @@ def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
     return torch.stack(outputs).to(query.dtype), torch.stack(sums)
 
 
-def write_kv(
-    key: torch.Tensor,
+def write_kv(  # noqa: PLR0913  (a kernel's arguments are what it reads)
+    query_key: torch.Tensor,
     value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-) -> None:
-    """Write keys and values [T, num_kv_heads, head_dim] into their slots, block_id * block_size + offset, in place."""
-    block_size = key_cache.shape[2]
+) -> torch.Tensor:
+    """Rotate queries and keys, write keys and values into their slots in place, and return the rotated queries.
+
+    query_key: [T, num_heads + num_kv_heads, head_dim], the heads of the queries first. value: [T, num_kv_heads,
+    head_dim]. cos, sin: as for rope. slot_mapping: [T], block_id * block_size + offset; -1 writes nothing.
+    Returns [T, num_heads, head_dim].
+    """
+    num_kv_heads, block_size = key_cache.shape[1:3]
+    rotated = rope(query_key, cos, sin)
     for token, slot in enumerate(slot_mapping.tolist()):
-        block, offset = divmod(slot, block_size)
-        key_cache[block, :, offset] = key[token]
-        value_cache[block, :, offset] = value[token]
+        if slot >= 0:
+            block, offset = divmod(slot, block_size)
+            key_cache[block, :, offset] = rotated[token, -num_kv_heads:]
+            value_cache[block, :, offset] = value[token]
+    return rotated[:, :-num_kv_heads]
 
 
 def copy_blocks(cache: torch.Tensor, sources: list[int], destinations: list[int]) -> None:

@@ -14,6 +14,7 @@ from radixserve.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+SchedulePolicy = Literal["cache-aware", "fcfs", "priority"]
 
 
 def _described(text: str) -> msgspec.Meta:
@@ -39,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_seqs: Annotated[int, _described("most sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
     max_queued_requests: Annotated[int, _described("most waiting requests before new ones get 429")] = 1024
-    schedule_policy: Annotated[Literal["fcfs"], _described("order of waiting requests")] = "fcfs"
+    schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[Literal["lru"], _described("which cached block is given up first")] = "lru"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0

@@ -155,7 +155,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """The engine after a step.
 
     Gauges: num_running and num_waiting sequences. Counters: num_steps, num_preemptions, num_computed_tokens (whose K/V
-    were computed, again after a preemption too) and num_generated_tokens.
+    were computed, again after a preemption too), num_generated_tokens, num_started_requests, queue_seconds (their waits
+    before they first ran, added up) and num_overtakes (by a request of no other priority that came later).
     """
 
     num_running: int
@@ -164,6 +165,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int
     num_computed_tokens: int
     num_generated_tokens: int
+    num_started_requests: int
+    queue_seconds: float
+    num_overtakes: int
     cache: CacheStats
 
 

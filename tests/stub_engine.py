@@ -38,6 +38,7 @@ def stub_engine(
             max_num_batched_tokens=settings.max_num_batched_tokens or 256,
             max_model_len=max_model_len,
             end_token_ids=tokenizer.eos_token_ids,
+            schedule_policy=settings.schedule_policy,
         )
         cache = KVCache(num_blocks, settings.block_size, prefix_cache=not settings.no_prefix_cache)
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

@@ -38,14 +38,29 @@ class ForwardBatch:
     logits_indices: torch.Tensor
 
 
+@dataclass(slots=True, frozen=True)
+class Rotation:
+    """How far the rotary position embedding turns each token's heads. cos, sin: [T, head_dim / 2] float32."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
 class AttentionBackend(Protocol):
     """Writes and reads the paged K/V cache. Attention reads K/V in the dtype they are stored in, the step's own too."""
 
     def prepare(self, batch: ForwardBatch) -> Any:
         """Return the metadata that write_kv and forward take, computed once for all layers of a step."""
 
-    def write_kv(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> None:
-        """Write keys and values of the step's tokens, each [T, num_kv_heads, head_dim], into their slots, in place."""
+    def write_kv(
+        self, layer: KVLayer, query_key: torch.Tensor, value: torch.Tensor, rotation: Rotation, metadata: Any
+    ) -> torch.Tensor:
+        """Rotate the step's queries and keys; write its keys and values into their slots, in place.
+
+        query_key: [T, num_heads + num_kv_heads, head_dim], one tensor with the queries' heads first, so that one call
+        rotates both. value: [T, num_kv_heads, head_dim]. Both may be views of a projection's output, contiguous in the
+        last axis. Returns the rotated queries [T, num_heads, head_dim], in query_key's dtype.
+        """
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape.

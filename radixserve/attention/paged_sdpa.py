@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from radixserve.attention.backend import ForwardBatch, KVLayer
+from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
+from radixserve.kernels.reference import rope
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,10 +81,21 @@ class PagedSdpaBackend:
             prefills=prefills,
         )
 
-    def write_kv(self, layer: KVLayer, key: torch.Tensor, value: torch.Tensor, metadata: PagedSdpaMetadata) -> None:
-        """Write keys and values of the step's tokens, each [T, num_kv_heads, head_dim], into their slots, in place."""
+    def write_kv(
+        self,
+        layer: KVLayer,
+        query_key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        metadata: PagedSdpaMetadata,
+    ) -> torch.Tensor:
+        """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
+        num_heads = query_key.shape[1] - self.num_kv_heads
+        rotated = rope(query_key, rotation.cos, rotation.sin)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
         layer.key[metadata.block_ids, :, metadata.offsets] = key.to(layer.key.dtype)
         layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
+        return query
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedSdpaMetadata) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""

@@ -44,7 +44,6 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "--kv-cache-dir": (),
     "--tool-call-parser": (),
     "--enable-cache-introspection": (),
-    "--schedule-policy": ("cache-aware", "priority"),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }
 ENVIRONMENT_PREFIX = "RADIXSERVE_"

@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import numpy as np
-
 from radixserve.core.beam import Child
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
@@ -21,17 +19,19 @@ def most_new_tokens(beam_width: int, num_prompt_tokens: int, cache: KVCache) -> 
     return (num_shared_blocks + num_own_blocks) * block_size + 1 - num_prompt_tokens
 
 
-def num_blocks_wanted(members: list[Sequence], beam_width: int, block_size: int) -> int:
-    """Return how many blocks hold all tokens of members that share what they can, and the next of each beam."""
-    ordered = sorted(members, key=_by_tokens)
+def num_blocks_wanted(request: Request, block_size: int) -> int:
+    """Return how many blocks hold all tokens of a request's beams, which share what they can, and the next of each."""
+    assert request.beam is not None
+    ordered = sorted(request.sequences, key=_output)
     num_blocks = sum(-(-member.num_tokens // block_size) for member in ordered)
-    return num_blocks - sum(_num_common(*pair) // block_size for pair in pairwise(ordered)) + beam_width
+    num_shared = sum(_num_common_tokens(*pair) // block_size for pair in pairwise(ordered))
+    return num_blocks - num_shared + request.beam.width
 
 
 def resume_order(members: list[Sequence]) -> list[Sequence]:
     """Return the members in the order in which they are computed again, those with the deepest shared run first."""
-    ordered = sorted(members, key=_by_tokens)
-    common = [0, *(_num_common(*pair) for pair in pairwise(ordered)), 0]
+    ordered = sorted(members, key=_output)
+    common = [0, *(_num_common_tokens(*pair) for pair in pairwise(ordered)), 0]
     depths = {member: max(around) for member, around in zip(ordered, pairwise(common), strict=True)}
     return sorted(ordered, key=lambda member: -depths[member])
 
@@ -67,13 +67,12 @@ def fork_and_release(request: Request, children: list[Child], cache: KVCache) ->
     request.sequences = members
 
 
-def _by_tokens(member: Sequence) -> list[int]:
-    return member.token_ids.tolist()
+def _output(member: Sequence) -> list[int]:
+    return member.token_ids[member.request.num_prompt_tokens :].tolist()
 
 
-def _num_common(left: Sequence, right: Sequence) -> int:
-    num_tokens = min(left.num_tokens, right.num_tokens)
-    differs = np.frombuffer(left.token_ids, np.int32, num_tokens) != np.frombuffer(
-        right.token_ids, np.int32, num_tokens
-    )
-    return int(differs.argmax()) if differs.any() else num_tokens
+def _num_common_tokens(left: Sequence, right: Sequence) -> int:
+    """Return how many leading tokens two beams of a request, equally long, have in common."""
+    pairs = enumerate(zip(_output(left), _output(right), strict=True))
+    num_output_tokens = next((index for index, (one, other) in pairs if one != other), left.num_output_tokens)
+    return left.request.num_prompt_tokens + num_output_tokens

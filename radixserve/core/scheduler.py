@@ -9,20 +9,24 @@ they are computed again one after another, each but for its last token; those ar
 beams bring their candidates.
 """
 
+import time
 from array import array
 from collections import deque
 from dataclasses import dataclass
 
+from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
 from radixserve.core.beam_members import count_blocks, fork_and_release, num_blocks_wanted, resume_order
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.policy import POLICIES
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.waiting import WaitingQueue
 from radixserve.protocol import FinishReason, TokenLogprobs
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What a step and a sequence may take.
+    """What a step and a sequence may take, and by which policy they get it.
 
     max_num_batched_tokens must be at least max_num_seqs, so that every running sequence advances in every step.
     max_model_len tokens must fit the pool: then each admitted sequence can run alone.
@@ -32,6 +36,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     end_token_ids: frozenset[int]
+    schedule_policy: SchedulePolicy = "cache-aware"
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,9 +61,11 @@ class StepResult:
 
 
 class Scheduler:
-    """Decides what each step computes, first come, first served.
+    """Decides what each step computes. The policy says who starts first, and who gives way when the pool is exhausted.
 
     num_queued: requests that have not begun to run. Preempted ones are not among them: they were let in before.
+    num_started: requests that have. queue_seconds: how long they waited for that, added up. num_overtakes: how often a
+    request had one of no other priority that came later start before it.
 
     One step is schedule(), the executor's work, then update(). Requests come and go between steps only.
     """
@@ -66,11 +73,16 @@ class Scheduler:
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
         self._cache = cache
         self._limits = limits
-        self._waiting: deque[Sequence] = deque()
+        self._policy = POLICIES[limits.schedule_policy]
+        self._waiting = WaitingQueue(self._policy, cache)
         self._running: list[Sequence] = []
         self._scheduled: list[tuple[Sequence, int]] = []
+        self._num_arrived = 0
         self.num_preemptions = 0
         self.num_queued = 0
+        self.num_started = 0
+        self.queue_seconds = 0.0
+        self.num_overtakes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -89,7 +101,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request with its first sequence, whose tokens are the prompt (at least one, under max_model_len)."""
-        self._waiting.extend(request.sequences)
+        request.arrival = self._num_arrived
+        request.queued_at = time.monotonic()
+        self._num_arrived += 1
+        for sequence in request.sequences:
+            self._waiting.add(sequence)
         self.num_queued += 1
 
     def end(self, request: Request) -> None:
@@ -151,29 +167,33 @@ class Scheduler:
         return requests
 
     def _schedule_running(self, budget: int) -> int:
-        # Generating sequences first: a long prompt gets what they leave, so it delays no one's next token by a step.
-        queue = deque(sorted(self._first_of_units(), key=_is_behind))
-        while queue and budget > 0:
+        by_rank = sorted(self._running_units(), key=self._policy.rank)
+        num_tokens_of = _share_budget(by_rank, budget)
+        queue = deque(by_rank)
+        while queue:
             sequence = queue.popleft()
-            if _is_generating_beam(sequence):
-                budget -= self._schedule_beams(sequence.request, budget, queue)
-                continue
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if self._make_room(sequence, num_tokens, queue):
+            num_tokens = num_tokens_of[sequence]
+            if num_tokens < _num_uncomputed_tokens(sequence) and self._waiting.has_one_before(sequence):
+                # A prompt too long for this step would keep a better priority from starting. What it has computed
+                # stays in the cache, so it loses little, and whoever shares its prefix goes on from there.
+                self._preempt(sequence)
+            elif _is_generating_beam(sequence):
+                budget -= self._schedule_beams(sequence.request, num_tokens, queue)
+            elif num_tokens and self._make_room(sequence, num_tokens, queue):
                 self._scheduled.append((sequence, num_tokens))
                 budget -= num_tokens
         return budget
 
-    def _first_of_units(self) -> list[Sequence]:
-        """Return the running sequences, of each beam group only the first."""
-        units = {sequence.request if sequence.request.beam else sequence: sequence for sequence in self._running[::-1]}
-        return list(units.values())[::-1]
+    def _running_units(self) -> list[Sequence]:
+        """Return the running sequences, of each beam group only one."""
+        by_unit = {sequence.request if sequence.request.beam else sequence: sequence for sequence in self._running}
+        return list(by_unit.values())
 
     def _make_room(self, sequence: Sequence, num_tokens: int, queue: deque[Sequence]) -> bool:
         """Make room for a running or parked sequence's next tokens, at the cost of those in queue, the last one first.
 
-        They have no place in this step yet, so a scheduled row never loses its blocks. False: the sequence itself was
-        preempted.
+        They come after it in rank and have no place in this step yet. So a scheduled row never loses its blocks, and
+        the first in rank never gives way: it advances in every step, and ends. False: the sequence itself gave way.
         """
         match = self._cache.match(sequence) if sequence.status is SequenceStatus.PARKED else None
         while not self._cache.allocate(sequence, num_tokens, match):
@@ -193,7 +213,8 @@ class Scheduler:
             if beam.status is SequenceStatus.PARKED:
                 if not self._make_room(beam, 0, queue):
                     return 0
-                self._start(beam)
+                beam.status = SequenceStatus.RUNNING
+                self._running.append(beam)
             num_tokens = min(beam.num_uncomputed_tokens - 1, budget)
             if num_tokens > 0:
                 if not self._make_room(beam, num_tokens, queue):
@@ -209,12 +230,13 @@ class Scheduler:
         self._scheduled += [(beam, 1) for beam in request.sequences]
         return len(request.sequences)
 
-    def _resume_beams(self, budget: int) -> int:
-        """Let the group at the head of the queue run again, and return how many tokens it takes; 0: it still waits."""
-        request = self._waiting[0].request
+    def _resume_beams(self, sequence: Sequence, budget: int) -> int:
+        """Let the group that a sequence waits for run again; return how many tokens it takes, 0 if it still waits."""
+        request = sequence.request
         if budget < len(request.sequences):
             return 0
-        self._waiting.popleft().status = SequenceStatus.PARKED
+        self._waiting.remove(sequence)
+        sequence.status = SequenceStatus.PARKED
         return self._schedule_beams(request, budget, deque())
 
     def _select_beams(self, request: Request, candidates: list[list[tuple[int, float]]]) -> bool:
@@ -227,69 +249,77 @@ class Scheduler:
             self.end(request)
             return True
         fork_and_release(request, children, self._cache)
-        # The group keeps its place in line, whichever of its sequences go on.
-        place = next(index for index, sequence in enumerate(self._running) if sequence.request is request)
         others = [sequence for sequence in self._running if sequence.request is not request]
-        self._running = [*others[:place], *request.sequences, *others[place:]]
+        self._running = others + request.sequences
         return False
 
     def _admit_waiting(self, budget: int) -> None:
-        num_free_places = self._limits.max_num_seqs - sum(map(_num_reserved_places, self._first_of_units()))
+        num_free_places = self._limits.max_num_seqs - sum(map(_num_reserved_places, self._running_units()))
+        if not budget or not num_free_places:
+            return
         being_computed = {self._next_digest(sequence) for sequence, num_tokens in self._scheduled if num_tokens > 1}
-        passed: list[Sequence] = []
-        while self._waiting and budget > 0:
-            sequence = self._waiting[0]
-            if _num_reserved_places(sequence) > num_free_places:
-                break
-            match = self._cache.match(sequence)
-            digest = self._cache.next_digest(sequence, match.num_tokens // self._cache.block_size)
+        for sequence, match in (found for members in self._waiting.rounds() for found in members):
+            if not budget or _num_reserved_places(sequence) > num_free_places:
+                return
+            digest = self._cache.next_digest(sequence, len(match.block_ids))
             if digest is not None and digest in being_computed:
-                # A running sequence computes this very block. To wait for it costs less than to compute it again, and
-                # ends at the latest when that sequence's prompt is done or it gives up its place.
-                passed.append(self._waiting.popleft())
+                # A prompt of this step computes this very block. As there is budget left, it has all of its tokens in
+                # the step, so to wait costs one step; if its writer does not finish it, this one computes it then.
                 continue
             if not self._has_room_for(sequence, len(match.block_ids)):
-                break
+                return
             if _is_generating_beam(sequence):
-                num_tokens = self._resume_beams(budget)
-                if num_tokens == 0:
-                    break
+                num_tokens = self._resume_beams(sequence, budget)
+                if not num_tokens:
+                    return
                 num_free_places -= _num_reserved_places(sequence)
                 budget -= num_tokens
                 continue
             num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
             if not self._cache.allocate(sequence, num_tokens, match):
-                break
-            self._waiting.popleft()
+                return
             self._start(sequence)
             self._scheduled.append((sequence, num_tokens))
             being_computed.add(self._next_digest(sequence))
             num_free_places -= _num_reserved_places(sequence)
             budget -= num_tokens
-        self._waiting.extendleft(reversed(passed))
 
     def _has_room_for(self, sequence: Sequence, num_matched_blocks: int) -> bool:
-        """Whether all of a sequence's tokens may fit now, and leave each running sequence its next block.
+        """Whether all of a sequence's tokens may fit now, and leave each running sequence the room for all of its own.
 
-        Whoever is admitted into less is soon preempted again: on a pool that is too small for its load this halves the
-        preemptions and saves a tenth of all computed tokens, for 5 % more steps.
+        That is a block at least, its next one, and more for a prompt that is still being computed in chunks. Whoever is
+        admitted into less is soon preempted again: on a pool that is too small for its load this halves the preemptions
+        and saves a tenth of all computed tokens, for 5 % more steps.
         """
         if not self._running:
             return True
-        request, block_size = sequence.request, self._cache.block_size
-        if request.beam is None:
-            num_blocks = -(-sequence.num_tokens // block_size)
-        else:
-            num_blocks = num_blocks_wanted(request.sequences, request.beam.width, block_size)
-        num_new_blocks = num_blocks - num_matched_blocks
-        return num_new_blocks + len(self._running) <= self._cache.num_available_blocks
+        num_new_blocks = self._num_blocks_for(sequence) - num_matched_blocks
+        num_kept_blocks = sum(
+            max(self._num_blocks_for(other) - self._num_held_blocks(other), 1) for other in self._running_units()
+        )
+        return num_new_blocks + num_kept_blocks <= self._cache.num_available_blocks
+
+    def _num_blocks_for(self, sequence: Sequence) -> int:
+        if sequence.request.beam is not None:
+            return num_blocks_wanted(sequence.request, self._cache.block_size)
+        return -(-sequence.num_tokens // self._cache.block_size)
+
+    def _num_held_blocks(self, sequence: Sequence) -> int:
+        if sequence.request.beam is not None:
+            return count_blocks(sequence.request.sequences, self._cache.block_size)[0]
+        return len(sequence.block_table)
 
     def _next_digest(self, sequence: Sequence) -> bytes | None:
         return self._cache.next_digest(sequence, sequence.num_committed_blocks)
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
-        if request.num_cached_tokens is None:
+        num_ahead = self._waiting.num_new_ahead(sequence)
+        self._waiting.remove(sequence)
+        if not request.has_started:
+            self.num_overtakes += num_ahead
+            self.num_started += 1
+            self.queue_seconds += time.monotonic() - request.queued_at
             request.num_cached_tokens = sequence.num_computed_tokens
             self.num_queued -= 1
             self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
@@ -304,7 +334,7 @@ class Scheduler:
                 self._running.remove(member)
                 member.status = SequenceStatus.PARKED
         sequence.status = SequenceStatus.WAITING
-        self._waiting.appendleft(sequence)
+        self._waiting.add(sequence)
         self.num_preemptions += 1
 
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
@@ -366,8 +396,21 @@ class Scheduler:
             self._cache.release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
-            self.num_queued -= sequence.request.num_cached_tokens is None
+            self.num_queued -= not sequence.request.has_started
         sequence.status = SequenceStatus.FINISHED
+
+
+def _share_budget(sequences: list[Sequence], budget: int) -> dict[Sequence, int]:
+    """Return how many tokens each sequence computes, those in front first.
+
+    Generating sequences come before prompts: a long prompt gets what they leave, so it delays no one's next token by a
+    step. A budget of a token for each sequence lets the first prompt advance too.
+    """
+    shares = {}
+    for sequence in sorted(sequences, key=_is_behind):
+        shares[sequence] = min(_num_uncomputed_tokens(sequence), budget)
+        budget -= shares[sequence]
+    return shares
 
 
 def _num_places(sequence: Sequence) -> int:
@@ -384,6 +427,11 @@ def _num_reserved_places(sequence: Sequence) -> int:
 def _unit(sequence: Sequence) -> list[Sequence]:
     """Return the sequences that run, wait and give up their blocks together with this one."""
     return [sequence] if sequence.request.beam is None else sequence.request.sequences
+
+
+def _num_uncomputed_tokens(sequence: Sequence) -> int:
+    """Return how many tokens it, or all beams of its group together, have without K/V."""
+    return sum(member.num_uncomputed_tokens for member in _unit(sequence))
 
 
 def _is_behind(sequence: Sequence) -> bool:

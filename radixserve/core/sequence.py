@@ -27,6 +27,8 @@ class Request:
 
     seed: the caller's, or one drawn for this request. num_cached_tokens: prompt tokens found in the cache when the
     request was first admitted; None before. What it finds again after a preemption does not count.
+    priority: lower goes first, under the priority policy. arrival: how many requests were queued before this one.
+    queued_at: when that was, on the monotonic clock.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     """
 
@@ -37,7 +39,15 @@ class Request:
     seed: int
     sequences: list["Sequence"] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    priority: int = 0
+    arrival: int = 0
+    queued_at: float = 0.0
     beam: BeamGroup | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the request has run, though it may be waiting again."""
+        return self.num_cached_tokens is not None
 
     @property
     def is_finished(self) -> bool:

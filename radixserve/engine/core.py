@@ -89,6 +89,7 @@ class EngineCore:
             namespace=message.namespace,
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
+            priority=message.priority,
             beam=beam,
         )
         request.sequences.append(Sequence(request, 0, token_ids))
@@ -133,6 +134,9 @@ class EngineCore:
             num_preemptions=self._scheduler.num_preemptions,
             num_computed_tokens=self._num_computed_tokens,
             num_generated_tokens=self._num_generated_tokens,
+            num_started_requests=self._scheduler.num_started,
+            queue_seconds=self._scheduler.queue_seconds,
+            num_overtakes=self._scheduler.num_overtakes,
             cache=self._cache.stats(),
         )
 

@@ -47,6 +47,7 @@ def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, sh
             max_num_batched_tokens=started.max_num_batched_tokens,
             max_model_len=started.max_model_len,
             end_token_ids=tokenizer.eos_token_ids.union(started.eos_token_ids),
+            schedule_policy=config.schedule_policy,
         ),
         max_queued_requests=config.max_queued_requests,
         seed=config.seed,

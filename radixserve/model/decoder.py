@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional
 
 from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
-from radixserve.kernels.reference import rms_norm, rope, silu_mul
 from radixserve.model.config import ModelConfig
+from radixserve.model.ops import TORCH_OPS, DecoderOps
 from radixserve.model.rope import RotaryEmbedding
 
 
@@ -50,12 +50,18 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A decoder-only transformer with grouped queries, rotary positions and a gated MLP, over a paged K/V cache."""
+    """A decoder-only transformer with grouped queries, rotary positions and a gated MLP, over a paged K/V cache.
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryEmbedding) -> None:
+    ops: the norms and the gate, as torch functions or as kernels of the device.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, rotary: RotaryEmbedding, ops: DecoderOps = TORCH_OPS
+    ) -> None:
         self.config = config
         self._weights = weights
         self._rotary = rotary
+        self._ops = ops
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_layers: list[KVLayer], attention: AttentionBackend) -> torch.Tensor:
@@ -63,30 +69,27 @@ class Decoder:
 
         The result is an inference tensor: change it in place under torch.inference_mode only.
         """
-        weights = self._weights
-        hidden = functional.embedding(batch.token_ids, weights.embedding)  # [T, hidden_size]
-        cos, sin = self._rotary(batch.positions, hidden.dtype)
+        weights, ops, eps = self._weights, self._ops, self.config.rms_norm_eps
+        rotation = self._rotary(batch.positions)
         metadata = attention.prepare(batch)
-        eps = self.config.rms_norm_eps
-        for layer, kv_layer in zip(weights.layers, kv_layers, strict=True):
-            query, key, value = self._project_qkv(layer, rms_norm(hidden, layer.input_norm, eps), cos, sin)
-            attention.write_kv(kv_layer, key, value, metadata)
-            attended = attention.forward(kv_layer, query, metadata)
-            hidden = hidden + layer.attention_output(attended.flatten(1))
-            hidden = hidden + layer.down(silu_mul(layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps))))
-        last = hidden.index_select(0, batch.logits_indices)
-        return weights.lm_head(rms_norm(last, weights.norm, eps)).float()
+        hidden = functional.embedding(batch.token_ids, weights.embedding)  # [T, hidden_size]
+        # Each sum is followed by a norm, the one of the next layer too, so one kernel can do both.
+        next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
+        x = ops.rms_norm(hidden, weights.layers[0].input_norm, eps)
+        for layer, kv_layer, next_norm in zip(weights.layers, kv_layers, next_norms, strict=True):
+            query_key, value = self._project_qkv(layer, x)
+            query = attention.write_kv(kv_layer, query_key, value, rotation, metadata)
+            attended = attention.forward(kv_layer, query, metadata).flatten(1)
+            hidden, x = ops.add_rms_norm(hidden, layer.attention_output(attended), layer.mlp_norm, eps)
+            hidden, x = ops.add_rms_norm(hidden, layer.down(ops.silu_mul(layer.gate_up(x))), next_norm, eps)
+        return weights.lm_head(x.index_select(0, batch.logits_indices)).float()
 
-    def _project_qkv(
-        self, layer: DecoderLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return rotated queries and keys, and values, each [T, its number of heads, head_dim]."""
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        num_rotated = num_heads + num_kv_heads
-        qkv = layer.qkv(x).view(-1, num_rotated + num_kv_heads, self.config.head_dim)
-        # q and k are normed and rotated as one tensor: half the calls.
+    def _project_qkv(self, layer: DecoderLayer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys as one tensor [T, num_heads + num_kv_heads, head_dim], unrotated, and values."""
+        num_rotated = self.config.num_heads + self.config.num_kv_heads
+        qkv = layer.qkv(x).view(-1, num_rotated + self.config.num_kv_heads, self.config.head_dim)
+        # q and k are normed, and later rotated, as one tensor: half the calls.
         query_key, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
         if layer.qk_norm is not None:
-            query_key = rms_norm(query_key, layer.qk_norm, self.config.rms_norm_eps)
-        rotated = rope(query_key, cos, sin)
-        return rotated[:, :num_heads], rotated[:, num_heads:], value
+            query_key = self._ops.rms_norm(query_key, layer.qk_norm, self.config.rms_norm_eps)
+        return query_key, value

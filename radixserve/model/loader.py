@@ -10,6 +10,7 @@ from radixserve.model.fused_weights import FusedWeights, TensorSource
 from radixserve.model.gguf_config import read_gguf_config
 from radixserve.model.gguf_source import GGUFSource
 from radixserve.model.hf_config import read_hf_config
+from radixserve.model.ops import TORCH_OPS, DecoderOps
 from radixserve.model.rope import RotaryEmbedding
 from radixserve.model.safetensors_source import SafetensorsSource
 
@@ -23,7 +24,13 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def load_model(
-    path: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, show_progress: bool
+    path: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    show_progress: bool,
+    ops: DecoderOps = TORCH_OPS,
 ) -> Decoder:
     """Return the decoder with its weights in dtype on device; config is read_model_config's of the same path.
 
@@ -32,4 +39,4 @@ def load_model(
     """
     source: TensorSource = SafetensorsSource(path) if path.is_dir() else GGUFSource(path, config)
     weights = FusedWeights(source, config, dtype=dtype, device=device).load(show_progress=show_progress)
-    return Decoder(config, weights, RotaryEmbedding(config, device, source.rope_frequency_factors()))
+    return Decoder(config, weights, RotaryEmbedding(config, device, source.rope_frequency_factors()), ops)

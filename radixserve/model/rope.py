@@ -4,12 +4,13 @@ import math
 
 import torch
 
+from radixserve.attention.backend import Rotation
 from radixserve.errors import ModelLoadError
 from radixserve.model.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, YarnScaling
 
 
 class RotaryEmbedding:
-    """Turns positions into cos and sin.
+    """Turns positions into rotations.
 
     frequency_factors: [head_dim / 2], divides the frequencies one by one; some GGUF files hold their scaling that way.
     Raises ModelLoadError if they are not as many.
@@ -30,11 +31,10 @@ class RotaryEmbedding:
         self._frequencies = frequencies.to(device)
         self._attention_factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
-    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin, each [T, head_dim / 2], computed in float32."""
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        """Return the rotation of each position of a step, [T]."""
         angles = positions.float().unsqueeze(1) * self._frequencies
-        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
-        return cos.to(dtype), sin.to(dtype)
+        return Rotation(cos=angles.cos() * self._attention_factor, sin=angles.sin() * self._attention_factor)
 
 
 def _scaled_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

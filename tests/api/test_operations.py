@@ -140,6 +140,8 @@ async def test_metrics_tell_of_the_engine_and_of_requests(client: httpx.AsyncCli
     text = (await client.get("/metrics")).text
     for line in (
         "radixserve_generated_tokens_total 3.0",
+        "radixserve_requests_started_total 1.0",
+        "radixserve_overtakes_total 0.0",
         "radixserve_kv_blocks 64.0",
         'radixserve_http_requests_total{method="POST",route="/v1/completions",status="200"} 1.0',
         'radixserve_http_requests_total{method="POST",route="/v1/completions",status="400"} 1.0',

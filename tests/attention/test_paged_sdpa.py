@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from radixserve.attention.backend import ForwardBatch, KVLayer
+from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
 from radixserve.attention.paged_sdpa import PagedSdpaBackend
 from radixserve.kernels import reference
 
@@ -51,6 +51,11 @@ def random_layer(num_blocks: int, num_kv_heads: int, block_size: int, head_dim: 
     return KVLayer(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
 
 
+def random_rotation(num_tokens: int, head_dim: int) -> Rotation:
+    angles = torch.rand(num_tokens, head_dim // 2, generator=torch.Generator().manual_seed(9)) * 6.3
+    return Rotation(angles.cos(), angles.sin())
+
+
 def expected_attention(batch: ForwardBatch, layer: KVLayer, query: torch.Tensor) -> torch.Tensor:
     output, _ = reference.paged_attention(
         query,
@@ -79,15 +84,20 @@ def test_attention_equals_the_reference(
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_keys_and_values_are_written_into_their_slots_and_nowhere_else(block_size: int) -> None:
+def test_rotated_keys_and_values_are_written_into_their_slots_and_nowhere_else(block_size: int) -> None:
     batch, num_blocks = make_batch(STEPS["mixed"], block_size)
     written = random_layer(num_blocks, 3, block_size, 8)
     expected = KVLayer(written.key.clone(), written.value.clone())
     generator = torch.Generator().manual_seed(3)
-    key, value = torch.randn(2, len(batch.token_ids), 3, 8, generator=generator)
+    query_key = torch.randn(len(batch.token_ids), 12, 8, generator=generator)
+    value = torch.randn(len(batch.token_ids), 3, 8, generator=generator)
+    rotation = random_rotation(len(batch.token_ids), 8)
     backend = PagedSdpaBackend(block_size=block_size, num_kv_heads=3)
-    backend.write_kv(written, key, value, backend.prepare(batch))
-    reference.write_kv(key, value, expected.key, expected.value, batch.slot_mapping)
+    query = backend.write_kv(written, query_key, value, rotation, backend.prepare(batch))
+    expected_query = reference.write_kv(
+        query_key, value, rotation.cos, rotation.sin, expected.key, expected.value, batch.slot_mapping
+    )
+    assert torch.equal(query, expected_query)
     assert torch.equal(written.key, expected.key)
     assert torch.equal(written.value, expected.value)
 
@@ -97,11 +107,11 @@ def test_keys_and_values_are_read_as_they_are_stored() -> None:
     stored = random_layer(num_blocks, 2, 16, 64)
     layer = KVLayer(stored.key.half(), stored.value.half())
     generator = torch.Generator().manual_seed(4)
-    query = torch.randn(40, 4, 64, generator=generator)
-    key, value = torch.randn(2, 40, 2, 64, generator=generator)
+    query_key = torch.randn(40, 6, 64, generator=generator)
+    value = torch.randn(40, 2, 64, generator=generator)
     backend = PagedSdpaBackend(block_size=16, num_kv_heads=2)
     metadata = backend.prepare(batch)
-    backend.write_kv(layer, key, value, metadata)
+    query = backend.write_kv(layer, query_key, value, random_rotation(40, 64), metadata)
     output = backend.forward(layer, query, metadata)
     assert output.dtype == torch.float32
     torch.testing.assert_close(output, expected_attention(batch, layer, query), atol=1e-5, rtol=0)

@@ -36,7 +36,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "words"),
     [
         (["serve", "--quantization", "int8"], "--quantization is not available yet"),
-        (["serve", "--schedule-policy", "cache-aware"], "cache-aware is not available yet"),
+        (["serve", "--eviction-policy", "lfu"], "lfu is not available yet"),
         (["cache", "stats", "--base-url", "x"], "radixserve cache is not available yet"),
         (["serve", "--port", "70000"], "--port is 70000"),
         (["serve", "--nonsense"], "unknown argument --nonsense"),

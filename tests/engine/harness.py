@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.config import SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
@@ -36,6 +37,7 @@ class Harness:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         max_queued_requests: int = 64,
+        schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
         **stub: Any,
     ) -> None:
@@ -51,6 +53,7 @@ class Harness:
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=max_model_len,
                 end_token_ids=tokenizer.eos_token_ids,
+                schedule_policy=schedule_policy,
             ),
             max_queued_requests=max_queued_requests,
         )
@@ -58,20 +61,29 @@ class Harness:
         self.failures: dict[str, Failure] = {}
         self._num_added = 0
 
-    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
+    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
         """Queue a greedy request, unless params say otherwise, and return its id."""
-        return self.submit(prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params}), namespace)
+        settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
+        return self.submit(prompt, settings, namespace=namespace, priority=priority)
 
-    def add_beams(self, prompt: Sequence[int], *, namespace: bytes = b"", **params: Any) -> str:
+    def add_beams(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
         """Queue a beam search and return its id."""
-        return self.submit(prompt, BeamSearchParams(**{"max_tokens": 4, **params}), namespace)
+        settings = BeamSearchParams(**{"max_tokens": 4, **params})
+        return self.submit(prompt, settings, namespace=namespace, priority=priority)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams | BeamSearchParams, namespace: bytes = b"") -> str:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
+    ) -> str:
         """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
         self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace))
+        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace, priority))
         return request_id
 
     def step(self) -> None:
