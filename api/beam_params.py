@@ -39,6 +39,7 @@ _HONOURED_FIELDS = frozenset(_SHARED_FIELDS) | {
     "stop",
     "stop_token_ids",
     "return_token_ids",
+    "priority",
     "cache_salt",
 }
 # Values of the others that ask for nothing, beside null.

@@ -102,6 +102,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         is_streamed=False,
         includes_usage=False,
         returns_token_ids=request.return_token_ids or False,
+        priority=request.priority or 0,
         is_chat=is_chat,
     )
 

@@ -60,6 +60,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         is_streamed=request.stream or False,
         includes_usage=usage_is_included,
         returns_token_ids=request.return_token_ids or False,
+        priority=request.priority or 0,
     )
 
 

@@ -36,7 +36,6 @@ UNSUPPORTED_FIELDS = {
     "guided_json": UnsupportedField("limits the answer to a JSON schema"),
     "guided_regex": UnsupportedField("limits the answer to a regular expression"),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
-    "priority": UnsupportedField("moves the request in the queue", (0,)),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
     "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
     "prompt_logprobs": UnsupportedField("asks for log-probabilities of the prompt"),

@@ -20,8 +20,8 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids. is_chat: there is one prompt, a conversation, and an answer to it
-    may come back in the next.
+    stream_options.include_usage and return_token_ids. priority: the field of that name. is_chat: there is one prompt, a
+    conversation, and an answer to it may come back in the next.
     """
 
     prompts: list[list[int]]
@@ -30,6 +30,7 @@ class Generation:
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
+    priority: int = 0
     is_chat: bool = False
 
     @property
@@ -67,7 +68,8 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
-        engine.generate(prompt, generation.params, namespace=generation.namespace) for prompt in generation.prompts
+        engine.generate(prompt, generation.params, namespace=generation.namespace, priority=generation.priority)
+        for prompt in generation.prompts
     ]
     if len(streams) == 1:
         async with aclosing(streams[0]) as deltas:

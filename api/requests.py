@@ -41,6 +41,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     use_beam_search: bool | None = None

@@ -39,7 +39,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
+def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
@@ -52,7 +52,8 @@ def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
 
     query: [T, num_heads, head_dim], rows one after another; a row's last query stands at its last context position.
     key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim]. block_tables: [R, max_blocks].
-    Head h reads K/V head h // (num_heads / num_kv_heads). Computes in float32.
+    Head h reads K/V head h // (num_heads / num_kv_heads). A query that sees nothing gets zeros and -inf. Computes in
+    float32.
     Returns [T, num_heads, head_dim] in query's dtype, and [T, num_heads] float32.
     """
     block_size = key_cache.shape[2]
@@ -67,6 +68,10 @@ def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
         values = value_cache[blocks, :, offsets].float().repeat_interleave(group_size, dim=1)
         for i in range(query_length):
             visible = context_length - query_length + i + 1
+            if visible <= 0:
+                outputs.append(torch.zeros_like(query[start + i], dtype=torch.float32))
+                sums.append(torch.full((query.shape[1],), -torch.inf))
+                continue
             scores = torch.einsum("hd,chd->hc", query[start + i].float(), keys[:visible]) * scale
             outputs.append(torch.einsum("hc,chd->hd", scores.softmax(-1), values[:visible]))
             sums.append(scores.logsumexp(-1))
@@ -74,7 +79,7 @@ def paged_attention(  # noqa: PLR0913  (a kernel's arguments are what it reads)
     return torch.stack(outputs).to(query.dtype), torch.stack(sums)
 
 
-def write_kv(  # noqa: PLR0913  (a kernel's arguments are what it reads)
+def write_kv(
     query_key: torch.Tensor,
     value: torch.Tensor,
     cos: torch.Tensor,

@@ -67,30 +67,45 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         show_progress: bool = True,
     ) -> list[GenerationResult]:
         """Answer prompts, given as text or token ids; results come in their order.
 
+        priority: of all, or one for each prompt; lower starts first, with schedule_policy="priority".
         Raises a RequestError if one prompt cannot be answered; then the others are not answered either.
         """
-        return self._answer(prompts, params or SamplingParams(), show_progress)
+        return self._answer(prompts, params or SamplingParams(), priority, show_progress)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, show_progress: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int | Sequence[int] = 0,
+        show_progress: bool = True,
     ) -> list[GenerationResult]:
         """Search answers to prompts, given as text or token ids; results come in their order, answers best first.
 
-        Each answer has its score in `beam`, each result its blocks in `beam_memory`. Raises as generate does.
+        Each answer has its score in `beam`, each result its blocks in `beam_memory`. priority: as in generate, which
+        raises the same errors.
         """
-        return self._answer(prompts, params, show_progress)
+        return self._answer(prompts, params, priority, show_progress)
 
     def _answer(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | BeamSearchParams, show_progress: bool
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        priority: int | Sequence[int],
+        show_progress: bool,
     ) -> list[GenerationResult]:
         if self._is_closed:
             raise EngineUnavailable("this LLM is closed; make another")
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        call = self._portal.start_task_soon(self._generate_all, encoded, params, show_progress)
+        priorities = [priority] * len(encoded) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(encoded):
+            raise InvalidRequest(f"{len(encoded)} prompts have {len(priorities)} priorities", param="priority")
+        call = self._portal.start_task_soon(self._generate_all, encoded, params, priorities, show_progress)
         try:
             return call.result()
         finally:
@@ -101,17 +116,19 @@ class LLM:
         messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
         params: SamplingParams | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         show_progress: bool = True,
     ) -> list[GenerationResult]:
         """Answer one conversation or several, each a list of messages in OpenAI's form, by the chat template.
 
         An assistant's message that is exactly an earlier answer of chat is taken as the ids it was generated as.
+        priority: as in generate.
         Raises a RequestError if a conversation cannot be answered; then the others are not answered either.
         """
         is_one = not messages or isinstance(messages[0], dict)
         conversations = [messages] if is_one else messages
         prompts = [self._encode_chat(conversation) for conversation in conversations]
-        results = self.generate(prompts, params, show_progress=show_progress)
+        results = self.generate(prompts, params, priority=priority, show_progress=show_progress)
         for result in results:
             for answer in result.answers:
                 self._answer_memory.remember(_NAMESPACE, result.prompt_token_ids, answer)
@@ -134,23 +151,29 @@ class LLM:
         return self.tokenizer.encode_chat(template_messages(messages), answers=answers)
 
     async def _generate_all(
-        self, prompts: list[list[int]], params: SamplingParams | BeamSearchParams, show_progress: bool
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams | BeamSearchParams,
+        priorities: list[int],
+        show_progress: bool,
     ) -> list[GenerationResult]:
         results = [GenerationResult.empty(prompt, params.num_returned) for prompt in prompts]
         # No more at once than the queue takes, so that a long list is never refused for its length.
         places = asyncio.Semaphore(self._engine.config.max_queued_requests)
 
-        async def collect(result: GenerationResult) -> None:
-            async with places, aclosing(self._engine.generate(result.prompt_token_ids, params)) as deltas:
-                async for delta in deltas:
-                    result.add(delta)
+        async def collect(result: GenerationResult, priority: int) -> None:
+            async with places:
+                deltas = self._engine.generate(result.prompt_token_ids, params, priority=priority)
+                async with aclosing(deltas):
+                    async for delta in deltas:
+                        result.add(delta)
             progress.update()
 
         with tqdm(total=len(prompts), desc="prompts", disable=not show_progress) as progress:
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for result in results:
-                        tasks.create_task(collect(result))
+                    for result, priority in zip(results, priorities, strict=True):
+                        tasks.create_task(collect(result, priority))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         return results

@@ -47,6 +47,7 @@ def stub_engine(
             architecture="Stub",
             dtype="float32",
             device="cpu",
+            attention_backend="torch",
             max_model_len=max_model_len,
             vocab_size=tokenizer.vocab_size,
             block_size=settings.block_size,

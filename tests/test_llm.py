@@ -36,6 +36,20 @@ def test_results_come_in_the_order_of_the_prompts_however_many_there_are(llm: LL
     assert all(result.answers[0].finish_reason == "length" for result in results)
 
 
+def test_priorities_are_one_for_all_prompts_or_one_for_each(model: Path, llm: LLM) -> None:
+    prompts = ["a", "b", "c"]
+    with LLM(str(model), num_kv_blocks=128, max_num_seqs=1, schedule_policy="priority") as ordered:
+        for priority in (2, [3, 1, 2]):
+            results = ordered.generate(prompts, GREEDY, priority=priority, show_progress=False)
+            assert [result.answers for result in results] == [
+                result.answers for result in llm.generate(prompts, GREEDY)
+            ]
+        with pytest.raises(InvalidRequest, match="3 prompts have 2 priorities"):
+            ordered.generate(prompts, GREEDY, priority=[1, 2])
+    with pytest.raises(InvalidRequest, match="schedule policy is cache-aware"):
+        llm.generate(prompts, GREEDY, priority=[0, 0, 1])
+
+
 def test_text_token_ids_and_lists_of_either_are_prompts(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
     answers = [llm.generate(prompts, GREEDY)[0].answers for prompts in ("hello", ids, ["hello"], [ids])]

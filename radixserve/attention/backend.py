@@ -68,8 +68,9 @@ class AttentionBackend(Protocol):
         The scale is head_dim ** -0.5. The step's own K/V have been written before.
         """
 
-    def copy_blocks(self, layers: list[KVLayer], sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
         """Copy whole blocks in every layer, as if all sources were read before any destination is written.
 
-        sources, destinations: [num_copies] int64; no block is a destination twice.
+        No block is a destination twice; it may be a source too. The ids come as integers, so that a backend can see
+        without waiting for its device whether the order of the copies matters.
         """

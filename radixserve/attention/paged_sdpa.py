@@ -108,11 +108,12 @@ class PagedSdpaBackend:
             output[row.tokens] = self._prefill(layer, query[row.tokens], row)
         return output
 
-    def copy_blocks(self, layers: list[KVLayer], sources: torch.Tensor, destinations: torch.Tensor) -> None:
+    def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
         """Copy whole blocks in every layer, as if all sources were read before any destination is written."""
+        read, written = torch.tensor([sources, destinations], device=layers[0].key.device)
         for layer in layers:
             for cache in (layer.key, layer.value):
-                cache.index_copy_(0, destinations, cache.index_select(0, sources))
+                cache.index_copy_(0, written, cache.index_select(0, read))
 
     def _num_blocks(self, context_length: int) -> int:
         return -(-context_length // self.block_size)

@@ -132,6 +132,7 @@ def _print_table(config: EngineConfig, ready: EngineReady, listener: socket.sock
     for name, value in (
         ("model", f"{config.served_model_name or ready.model_name} ({ready.architecture})"),
         ("dtype, device", f"{ready.dtype}, {ready.device}; loaded in {ready.load_seconds:.1f} s"),
+        ("attention", ready.attention_backend),
         ("context", f"{ready.max_model_len:,} tokens"),
         ("K/V cache", f"{ready.num_blocks:,} blocks of {ready.block_size} = {num_tokens:,} tokens, {size:.2f} GiB"),
         *(("notice", notice) for notice in ready.notices),

@@ -25,7 +25,7 @@ from radixserve.errors import (
 )
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import AddRequest, ControlCommand, ControlResult, Delta, EngineReady, EngineStats, Failure
-from radixserve.sampling_params import SamplingParams
+from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 EngineStatus = Literal["new", "loading", "ready", "restarting", "dead"]
@@ -154,12 +154,18 @@ class AsyncEngine:
             await self._client.stop()
 
     async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | BeamSearchParams, *, namespace: bytes = b""
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
     ) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
 
         A beam search yields nothing until it ends, and then one Delta for each answer.
 
+        priority: lower starts first; other than 0 only under the schedule policy of that name.
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
         """
@@ -172,13 +178,14 @@ class AsyncEngine:
             raise self._unavailable()
         self._check_prompt(ready, token_ids)
         self._check_params(ready, params)
+        self._check_priority(priority)
         request_id = str(next(self._request_ids))
         stream = self._streams[request_id] = _Stream(params.num_returned)
         timeout = self.config.request_timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         num_unfinished = params.num_returned
         try:
-            client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace))
+            client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace, priority))
             while num_unfinished > 0:
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -222,6 +229,16 @@ class AsyncEngine:
                     raise InvalidRequest(
                         f"{name} names token {token_id}; token ids are 0 to {ready.vocab_size - 1}", param=name
                     )
+
+    def _check_priority(self, priority: int) -> None:
+        policy = self.config.schedule_policy
+        if priority != 0 and policy != "priority":
+            raise InvalidRequest(
+                f"priority is {priority}, and this server's schedule policy is {policy}; leave it out, or start the "
+                "server with --schedule-policy priority",
+                param="priority",
+            )
+        check_integer("priority", priority, -MAX_INTEGER - 1, MAX_INTEGER)
 
     async def _load(self) -> EngineReady:
         try:

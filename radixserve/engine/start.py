@@ -57,6 +57,7 @@ def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, sh
         architecture=started.architecture,
         dtype=started.dtype,
         device=started.device,
+        attention_backend=started.attention_backend,
         max_model_len=started.max_model_len,
         vocab_size=started.vocab_size,
         block_size=config.block_size,

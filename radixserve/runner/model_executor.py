@@ -44,8 +44,8 @@ class ModelExecutor:
             return self._sample(batch, logits, is_finite)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        sources = torch.tensor([copy.source for copy in copies], device=self._device)
-        destinations = torch.tensor([copy.destination for copy in copies], device=self._device)
+        sources = [copy.source for copy in copies]
+        destinations = [copy.destination for copy in copies]
         self._attention.copy_blocks(self._kv_layers, sources, destinations)
 
     def _zero_written_slots(self, forward_batch: ForwardBatch, is_finite: list[bool]) -> None:

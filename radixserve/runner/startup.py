@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from radixserve.attention.paged_sdpa import PagedSdpaBackend
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
 from radixserve.model.loader import load_model, read_model_config
 from radixserve.model_path import resolve_model_path
+from radixserve.runner.attention import choose_attention
 from radixserve.runner.context_length import choose_max_model_len
 from radixserve.runner.executor import Executor
 from radixserve.runner.kv_storage import (
@@ -32,13 +32,15 @@ class StartedExecutor:
     """An executor that is ready to run, and what was chosen for it.
 
     max_model_len, num_blocks, max_num_batched_tokens: the settings, or what start-up chose in their place.
-    device: cpu or cuda. eos_token_ids: any of them ends an answer. notices: what start-up lowered, a sentence each.
+    device: cpu or cuda. attention_backend: torch or triton. eos_token_ids: any of them ends an answer. notices: what
+    start-up lowered, a sentence each.
     """
 
     executor: Executor
     architecture: str
     dtype: str
     device: str
+    attention_backend: str
     max_model_len: int
     max_num_batched_tokens: int
     vocab_size: int
@@ -58,6 +60,7 @@ def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecu
     dtype = choose_dtype(config, device)
     path = resolve_model_path(config.model)
     model = read_model_config(path)
+    attention = choose_attention(config, model, dtype=dtype, device=device)
     block_bytes = bytes_per_block(model, config.block_size, dtype)
     num_blocks = asked_num_blocks(config, block_bytes)
     if num_blocks is not None:
@@ -77,12 +80,12 @@ def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecu
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"the {device.type} ran out of memory for the model: {error}") from error
-    attention = PagedSdpaBackend(block_size=config.block_size, num_kv_heads=model.num_kv_heads)
     return StartedExecutor(
-        executor=ModelExecutor(decoder, kv_layers, attention),
+        executor=ModelExecutor(decoder, kv_layers, attention.backend),
         architecture=model.architecture,
         dtype=str(dtype).removeprefix("torch."),
         device=device.type,
+        attention_backend=attention.name,
         max_model_len=max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
         vocab_size=model.vocab_size,

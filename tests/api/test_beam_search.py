@@ -319,6 +319,16 @@ async def test_a_salt_keeps_prefixes_apart(tokenizer: Tokenizer) -> None:
     assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached] == [0, 39, 0]
 
 
+@EACH
+async def test_a_priority_goes_with_a_search(tokenizer: Tokenizer, kind: str) -> None:
+    fields = {"beam_width": 2, "max_tokens": 2, "priority": 1}
+    async with called(stub_engine(tokenizer, alphabet, config=EngineConfig(schedule_policy="priority"))) as client:
+        assert texts(await search(client, kind, **fields))[0] == "ab"
+    async with called(stub_engine(tokenizer, alphabet)) as client:
+        response = await client.post(ROUTES.get(kind, BEAM_SEARCH), json=SEARCHES[kind] | fields)
+        assert (response.status_code, error_of(response)["param"]) == (400, "priority")
+
+
 async def test_what_does_not_fit_the_pool_is_refused_by_name(tokenizer: Tokenizer) -> None:
     async with called(stub_engine(tokenizer, alphabet, num_blocks=16, max_model_len=256)) as client:
         wide = await client.post(BEAM_SEARCH, json={"prompt": "x" * 100, "beam_width": 64})

@@ -158,9 +158,7 @@ def test_copies_read_every_source_before_any_destination_is_written() -> None:
     expected = [KVLayer(layer.key.clone(), layer.value.clone()) for layer in layers]
     # A swap, a chain and a source used twice.
     sources, destinations = [0, 1, 2, 3, 3], [1, 0, 3, 4, 5]
-    PagedSdpaBackend(block_size=4, num_kv_heads=2).copy_blocks(
-        layers, torch.tensor(sources), torch.tensor(destinations)
-    )
+    PagedSdpaBackend(block_size=4, num_kv_heads=2).copy_blocks(layers, sources, destinations)
     for layer, wanted in zip(layers, expected, strict=True):
         for cache, before in ((layer.key, wanted.key), (layer.value, wanted.value)):
             reference.copy_blocks(before, sources, destinations)

@@ -1,0 +1,125 @@
+"""Attention over the paged K/V cache with the Triton kernels: for GPUs, and under Triton's interpreter for tests."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
+from radixserve.errors import ConfigError
+from radixserve.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
+from radixserve.kernels.paged_prefill import PrefillPlan, paged_prefill, plan_prefill, tokens_per_tile
+from radixserve.kernels.reference import rope
+from radixserve.kernels.tiles import MAX_GROUP_SIZE, check_supported, decode_tiles, target_family
+
+
+@dataclass(slots=True, frozen=True)
+class PagedTritonMetadata:
+    """A step's plans; None where it has no such rows. block_ids, offsets: [T] int64, the slot of each new token."""
+
+    block_ids: torch.Tensor
+    offsets: torch.Tensor
+    block_tables: torch.Tensor
+    decode: DecodePlan | None
+    prefill: PrefillPlan | None
+
+
+class PagedTritonBackend:
+    """Implements AttentionBackend with the Triton kernels, on a GPU or under TRITON_INTERPRET=1.
+
+    Slots that a row's context does not reach are never read. Raises ConfigError for a model or a dtype that the
+    kernels do not take, so that no step ever meets one.
+    """
+
+    def __init__(
+        self, *, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> None:
+        self._block_size = block_size
+        try:
+            check_supported(head_dim, dtype)
+        except ValueError as error:
+            raise ConfigError(f"--attention-backend triton: {error}; give --attention-backend torch") from None
+        group_size = num_heads // num_kv_heads
+        if group_size > MAX_GROUP_SIZE:
+            raise ConfigError(
+                f"--attention-backend triton: {group_size} query heads share a K/V head, and the kernels take at most "
+                f"{MAX_GROUP_SIZE}; give --attention-backend torch"
+            )
+        self._split_tokens = decode_tiles(head_dim, dtype, target_family()).split_tokens
+        self._tokens_per_tile = tokens_per_tile(head_dim, dtype, group_size)
+
+    def prepare(self, batch: ForwardBatch) -> PagedTritonMetadata:
+        """Return the plans of a step, shared by all layers."""
+        device = batch.block_tables.device
+        starts = np.cumsum([0, *batch.query_lengths[:-1]])
+        query_lengths, context_lengths = np.asarray(batch.query_lengths), np.asarray(batch.context_lengths)
+        decodes, prefills = np.flatnonzero(query_lengths == 1), np.flatnonzero(query_lengths > 1)
+        return PagedTritonMetadata(
+            block_ids=batch.slot_mapping // self._block_size,
+            offsets=batch.slot_mapping % self._block_size,
+            block_tables=batch.block_tables,
+            decode=plan_decode(
+                decodes, starts[decodes], context_lengths[decodes], split_tokens=self._split_tokens, device=device
+            )
+            if len(decodes)
+            else None,
+            prefill=plan_prefill(
+                prefills,
+                starts[prefills],
+                query_lengths[prefills],
+                context_lengths[prefills],
+                tokens_per_tile=self._tokens_per_tile,
+                device=device,
+            )
+            if len(prefills)
+            else None,
+        )
+
+    def write_kv(
+        self,
+        layer: KVLayer,
+        query_key: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        metadata: PagedTritonMetadata,
+    ) -> torch.Tensor:
+        """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
+        num_heads = query_key.shape[1] - value.shape[1]
+        rotated = rope(query_key, rotation.cos, rotation.sin)
+        layer.key[metadata.block_ids, :, metadata.offsets] = rotated[:, num_heads:].to(layer.key.dtype)
+        layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
+        return rotated[:, :num_heads]
+
+    def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedTritonMetadata) -> torch.Tensor:
+        """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        scale = query.shape[-1] ** -0.5
+        arguments = (query, layer.key, layer.value, metadata.block_tables)
+        if metadata.decode is not None:
+            paged_decode(*arguments, metadata.decode, output, scale=scale)
+        if metadata.prefill is not None:
+            paged_prefill(*arguments, metadata.prefill, output, scale=scale)
+        return output
+
+    def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
+        """Copy whole blocks in every layer, as if all sources were read before any destination is written."""
+        read, written = torch.tensor([sources, destinations], device=layers[0].key.device)
+        for layer in layers:
+            for cache in (layer.key, layer.value):
+                cache.index_copy_(0, written, cache.index_select(0, read))
+
+
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError unless the kernels can run on this device in this dtype."""
+    if device.type == "cuda":
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"--attention-backend triton needs a GPU, and the model runs on the {device.type}; give "
+            "--attention-backend torch, or set TRITON_INTERPRET=1 to try the kernels in Triton's very slow interpreter"
+        )
+    if dtype == torch.bfloat16:
+        raise ConfigError(
+            "--dtype bfloat16 gives wrong numbers in Triton's interpreter; give --dtype float32 or --dtype float16"
+        )
