@@ -87,8 +87,8 @@ class LLM:
     ) -> list[GenerationResult]:
         """Search answers to prompts, given as text or token ids; results come in their order, answers best first.
 
-        Each answer has its score in `beam`, each result its blocks in `beam_memory`. priority: as in generate, which
-        raises the same errors.
+        Each answer has its score in `beam`, each result its blocks in `beam_memory`. priority and errors are those of
+        generate.
         """
         return self._answer(prompts, params, priority, show_progress)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixserve import LLM, SamplingParams
+from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
 from tests.tiny_engine import write_tiny_engine
 
@@ -166,3 +166,19 @@ def test_an_answer_of_chat_that_comes_back_as_text_is_the_ids_it_was_generated_a
     second = llm.chat([*conversation, {"role": "assistant", "content": text}, conversation[0]], params)[0]
     begin = first.prompt_token_ids + first.answers[0].token_ids
     assert second.prompt_token_ids[: len(begin)] == begin
+
+
+def test_beam_search_returns_the_best_hypotheses_with_their_scores_and_blocks(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
+    prompts = ["one prompt of more than a block", "another one, as long as that"]
+    results = llm.beam_search(prompts, params, show_progress=False)
+    for prompt, result in zip(prompts, results, strict=True):
+        first, second = result.answers
+        assert first.beam.score >= second.beam.score
+        assert first.token_ids != second.token_ids
+        assert result.num_output_tokens == len(first.token_ids) + len(second.token_ids)
+        assert 0 < result.beam_memory.peak_blocks < result.beam_memory.peak_blocks_without_sharing
+        (alone,) = llm.beam_search(prompt, params, show_progress=False)
+        assert [answer.text for answer in alone.answers] == [first.text, second.text]
+    with pytest.raises(InvalidRequest, match="beam_width is 9; this server computes at most 8"):
+        llm.beam_search("x", BeamSearchParams(beam_width=9))

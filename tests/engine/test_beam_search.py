@@ -132,3 +132,111 @@ def test_bs_8_results_differ_and_nothing_follows_an_end_token(make_harness: Make
     assert sorted(texts(result)[1:]) == ["ab", "b"]
     assert sums(result) == pytest.approx([-0.2107, -2.4079, -2.4079], abs=1e-4)
     assert all(answer.token_ids.index(END) == len(answer.token_ids) - 1 for answer in result.answers)
+
+
+@pytest.mark.parametrize("bias", [{ord("a"): -100.0}, {ord("c"): 100.0}])
+def test_api_18_a_bias_forbids_or_forces_a_token_in_every_beam(make_harness: MakeHarness, bias: dict) -> None:
+    harness = make_harness(table=after(5, lambda _: {"a": 0.6, "b": 0.3, "c": 0.1}))
+    neighbour = harness.add_beams(ids(1, 5), beam_width=3, max_tokens=5)
+    request = harness.add_beams(ids(1, 5), beam_width=3, max_tokens=5, logit_bias=bias)
+    harness.run()
+    assert texts(harness.results[neighbour])[0] == "aaaaa"
+    best = texts(harness.results[request])[0]
+    assert best == ("ccccc" if ord("c") in bias else "bbbbb")
+    again = harness.search(ids(1, 5), beam_width=3, max_tokens=5, logit_bias=bias)
+    assert again.num_cached_tokens > 0
+    assert texts(again) == texts(harness.results[request])
+
+
+def test_biases_change_log_probabilities_that_are_not_normalised_again(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=after(5, lambda _: {"a": 0.6, "b": 0.4}))
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=2, logit_bias={ord("b"): 1.0})
+    assert texts(result)[0] == "bb"
+    assert sums(result)[0] == pytest.approx(2 * (log(0.4) + 1))
+
+
+def test_penalties_count_what_the_beam_itself_has_generated(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=after(5, lambda _: {"a": 0.5, "b": 0.3, "c": 0.2}))
+    result = harness.search(ids(1, 5), beam_width=3, max_tokens=3, presence_penalty=2.0)
+    assert {frozenset(text) for text in texts(result)} == {frozenset("abc")}
+    assert sums(result) == pytest.approx([log(0.5, 0.3, 0.2)] * 3)
+
+
+def test_a_stop_token_ends_a_hypothesis_and_is_told(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=after(5, lambda answer: {"b": 0.6, "a": 0.4} if answer else {"a": 0.9, "b": 0.1}))
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=4, stop_token_ids=(ord("b"),), length_penalty=0.0)
+    assert texts(result) == ["a", "aa"]
+    assert [bytes(answer.token_ids) for answer in result.answers] == [b"ab", b"aab"]
+    assert [(answer.finish_reason, answer.stop_reason) for answer in result.answers] == [("stop", ord("b"))] * 2
+
+
+def test_no_end_comes_before_min_tokens(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=after(5, lambda _: {".": 0.5, "E": 0.3, "b": 0.2}))
+    result = harness.search(ids(1, 5), beam_width=3, max_tokens=6, min_tokens=3, stop=("E",), length_penalty=0.0)
+    assert all(len(answer.token_ids) >= 3 for answer in result.answers)
+    assert all(answer.finish_reason == "stop" for answer in result.answers)
+    # An E among the first two is ordinary text.
+    assert texts(result)[0] == "EE"
+
+
+def test_ignore_eos_goes_on_over_end_tokens(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=after(5, lambda _: {".": 0.6, "b": 0.4}))
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=3, ignore_eos=True)
+    assert result.answers[0].token_ids == [END] * 3
+    assert {answer.finish_reason for answer in result.answers} == {"length"}
+
+
+def test_a_single_beam_ends_with_its_first_end_token(make_harness: MakeHarness) -> None:
+    # A long answer would score better; greedy decoding does not look for it.
+    harness = make_harness(table=after(5, lambda answer: {"b": 1.0} if answer else {".": 0.6, "b": 0.4}))
+    assert texts(harness.search(ids(1, 5), beam_width=1, max_tokens=9)) == [""]
+    assert texts(harness.search(ids(1, 5), beam_width=2, max_tokens=9))[0] == "b" * 9
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "num_steps"),
+    # The live beam is worth log(0.1) now, per token half of that, and at 8 tokens an eighth.
+    [(True, 2), (False, 2), ("never", 8)],
+)
+def test_early_stopping_says_how_long_live_beams_are_waited_for(
+    make_harness: MakeHarness, early_stopping: bool | str, num_steps: int
+) -> None:
+    def table(answer: str) -> dict[str, float]:
+        if answer == "":
+            return {".": 0.45, "a": 0.45, "b": 0.1}
+        return {".": 1.0} if answer == "a" else {"c": 1.0}
+
+    harness = make_harness(table=after(5, table))
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=8, early_stopping=early_stopping)
+    assert harness.stats.num_steps == num_steps
+    assert (texts(result)[0] == "bccccccc") == (early_stopping == "never")
+
+
+@pytest.mark.parametrize("length_penalty", [100.0, -100.0])
+def test_no_length_penalty_leaves_the_range_of_floats(make_harness: MakeHarness, length_penalty: float) -> None:
+    harness = make_harness(num_blocks=80)
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=400, length_penalty=length_penalty)
+    assert all(math.isfinite(answer.beam.score) for answer in result.answers)
+
+
+def test_a_character_of_several_tokens_survives_forks(make_harness: MakeHarness) -> None:
+    smile, other = "😊".encode(), "😎".encode()
+
+    def table(context: Sequence[int]) -> dict[int, float]:
+        answer = bytes(context[5:])
+        nexts = {text[len(answer)] for text in (smile, other) if text.startswith(answer) and text != answer}
+        return {token_id: 1 / len(nexts) for token_id in nexts} or {END: 1.0}
+
+    harness = make_harness(table=table)
+    result = harness.search(ids(1, 5), beam_width=2, max_tokens=8, stop=("x",))
+    assert set(texts(result)) == {"😊", "😎"}
+    stopped = harness.search(ids(1, 5), beam_width=2, max_tokens=8, stop=("😊",), length_penalty=0.0)
+    assert set(texts(stopped)) == {"", "😎"}
+
+
+def test_a_width_that_the_vocabulary_cannot_fill_is_refused(make_harness: MakeHarness) -> None:
+    harness = make_harness(max_num_seqs=300, max_num_batched_tokens=300, num_blocks=600)
+    stops = tuple(range(140))
+    request = harness.add_beams(ids(1, 5), beam_width=128, max_tokens=1, stop_token_ids=stops)
+    harness.run()
+    assert harness.failures[request].param == "beam_width"
