@@ -40,6 +40,7 @@ _HONOURED_FIELDS = frozenset(_SHARED_FIELDS) | {
     "stop_token_ids",
     "return_token_ids",
     "priority",
+    "parallel_tool_calls",  # of tools, which are refused
     "cache_salt",
 }
 # Values of the others that ask for nothing, beside null.
@@ -50,6 +51,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "logprobs": (False,),
     "echo": (False,),
+    "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "stream": (False,),
     "tool_choice": ("none", "auto"),

@@ -87,7 +87,9 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     namespace = namespace_of(tenant, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
-        prompts = [encode_messages(request.messages, request, tokenizer, service.answer_memory.lookup(namespace))]
+        prompts = [
+            encode_messages(request.messages, request, tokenizer, answers=service.answer_memory.lookup(namespace))
+        ]
     else:
         prompts = encode_prompts([request.prompt or ""], tokenizer, ready.vocab_size)
     fields = BudgetFields(

@@ -1,5 +1,7 @@
 """The messages of a request as token ids."""
 
+from typing import Any
+
 from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup
@@ -13,10 +15,12 @@ def encode_messages(
     messages: list[Message],
     options: ChatRequest | TokenizeRequest | BeamSearchRequest,
     tokenizer: Tokenizer,
+    tools: list[dict[str, Any]] | None = None,
     answers: AnswerLookup | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation, open for the assistant's answer unless the options say otherwise.
 
+    tools: those that the model may call, as chat templates take them.
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.
     answers: finds the ids to use for an assistant's turn that is exactly an earlier answer.
     Raises InvalidRequest for messages and options that do not go together, or that the chat template refuses.
@@ -36,6 +40,7 @@ def encode_messages(
     try:
         return tokenizer.encode_chat(
             template_messages(messages),
+            tools=tools,
             add_generation_prompt=(
                 not continues if options.add_generation_prompt is None else options.add_generation_prompt
             ),
@@ -44,4 +49,6 @@ def encode_messages(
             answers=answers,
         )
     except RecursionError:
-        raise InvalidRequest("messages or chat_template_kwargs are nested too deeply", param="messages") from None
+        raise InvalidRequest(
+            "messages, tools or chat_template_kwargs are nested too deeply", param="messages"
+        ) from None

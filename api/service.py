@@ -16,6 +16,7 @@ from radixserve.api.generation import Generation
 from radixserve.api.metrics import Metrics
 from radixserve.engine.answer_memory import AnswerMemory, AnswerRecorder
 from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import EngineUnavailable, ModelNotFound
 from radixserve.protocol import EngineReady
 from radixserve.version import __version__
@@ -41,6 +42,7 @@ class Service:
         self.metrics = metrics
         self.field_check = FieldCheck()
         self.answer_memory = AnswerMemory(engine.tokenizer)
+        self.grammars = GrammarCompiler(engine.tokenizer, engine.tokenizer.eos_token_ids)
         self.started_at = int(time.time())
         # Encoding a text takes a hundred times its size, so as many at once as can run, and not one for every caller.
         self._worker_places = anyio.CapacityLimiter(max(2, os.cpu_count() or 1))

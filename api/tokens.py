@@ -12,6 +12,7 @@ from radixserve.api.records import record_of
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
 from radixserve.api.service import Service, service_of
+from radixserve.api.tools import check_tools, template_tools
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import EngineReady
 
@@ -47,8 +48,9 @@ def _tokenize(body: bytes, service: Service, ready: EngineReady, tenant: str | N
                 "add_special_tokens is for a prompt; the chat template writes those of messages",
                 param="add_special_tokens",
             )
+        functions = check_tools(request.tools, request.tool_choice)
         answers = service.answer_memory.lookup(namespace)
-        token_ids = encode_messages(request.messages, request, tokenizer, answers)
+        token_ids = encode_messages(request.messages, request, tokenizer, template_tools(functions), answers)
     else:
         adds_special_tokens = request.add_special_tokens is not False
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=adds_special_tokens)

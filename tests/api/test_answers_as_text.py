@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 AB, CD = 256, 257
-END = 258
+END, START = 258, 259
 USER = {"role": "user", "content": "hi"}
 ANSWER = {"role": "assistant", "content": "abcd"}
 NEXT = [USER, ANSWER, {"role": "user", "content": "and then?"}]
@@ -81,6 +81,40 @@ async def test_a_streamed_answer_is_remembered_too(pieces_tokenizer: Tokenizer) 
     async with called(stub_engine(pieces_tokenizer, in_pairs)) as client:
         streamed = await client.post(CHAT, json={"messages": [USER], "stream": True, "return_token_ids": True})
         await assert_own_ids_are_used(client, events_of(streamed.text)[0]["prompt_token_ids"])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_calls_a_tool_keeps_its_ids_when_the_call_comes_back(
+    pieces_tokenizer: Tokenizer, streams: bool
+) -> None:
+    begin, end = (
+        pieces_tokenizer.encode(text)
+        for text in ('<tool_call>\n{"name": "f", "arguments": {"x": "', '"}}\n</tool_call>')
+    )
+    answer = [*begin, AB, CD, *end, END]
+    opening = list(b"assistant\n")
+
+    def calls(context: Sequence[int]) -> Mapping[int, float]:
+        start = len(context) - list(reversed(context)).index(START) + len(opening)
+        return {(answer[len(context) - start :] or [END])[0]: 1.0}
+
+    config = EngineConfig(tool_call_parser="hermes")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with called(
+        stub_engine(pieces_tokenizer, calls, config=config, max_model_len=2048, num_blocks=256)
+    ) as client:
+        first = await chat(client, [USER], tools=tools)
+        message = first["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"x": "abcd"}'
+        if streams:
+            body = {"messages": [USER], "tools": tools, "stream": True, "cache_salt": "s"}
+            assert (await client.post(CHAT, json=body)).status_code == 200
+        salt = {"cache_salt": "s"} if streams else {}
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "42"}
+        second = await chat(client, [USER, message, result], tools=tools, max_tokens=1, **salt)
+        whole = first["prompt_token_ids"] + answer
+        assert second["prompt_token_ids"][: len(whole)] == whole
+        assert cached(second) == len(whole) - 1
 
 
 async def test_every_choice_is_remembered(pieces_tokenizer: Tokenizer) -> None:

@@ -98,6 +98,9 @@ async def test_bs_5_a_width_that_comes_from_another_field_names_that_field(
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"echo": True}, "echo"),
         ({"best_of": 3}, "best_of"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ],
 )
 async def test_bs_6_what_a_beam_search_cannot_honour_is_refused_by_name(
@@ -175,6 +178,16 @@ async def test_settings_that_ask_for_no_search_are_taken(client: httpx.AsyncClie
     fields = {"use_beam_search": False, "beam_width": None, "length_penalty": 1, "early_stopping": False}
     response = await client.post(route, json=SEARCHES[route] | fields)
     assert response.status_code == 200, response.text
+
+
+@EACH
+async def test_what_asks_for_nothing_is_taken_beside_a_search(client: httpx.AsyncClient, route: str) -> None:
+    fields: dict[str, Any] = {"stream": False, "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "echo": False}
+    fields |= {"response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "bad_words": [], "seed": None}
+    fields |= {"parallel_tool_calls": True, "user": "u", "max_tokens": 2}
+    for extra in (fields, {"tools": TOOLS, "tool_choice": "none", "max_tokens": 2}):
+        response = await client.post(route, json=SEARCHES[route] | extra)
+        assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ async def test_api_10_harmless_extras_change_nothing(client: httpx.AsyncClient) 
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "response_format", "tools"])
+@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "guided_json", "tools"])
 async def test_api_10_a_field_that_would_change_the_answer_is_refused(client: httpx.AsyncClient, field: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], field: ["audio"]}
     error = await refusal(client, CHAT, body)
