@@ -26,6 +26,7 @@ _SERVER_FIELDS = {
     "port",
     "api_key",
     "served_model_name",
+    "tool_call_parser",
     "request_timeout",
     "shutdown_timeout",
     "cors_origin",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
@@ -62,6 +64,26 @@ def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
     first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
     assert second.num_cached_tokens == len(first.prompt_token_ids) - 1
     assert second.answers == first.answers
+
+
+def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(llm: LLM, model: Path) -> None:
+    prompt = torch.randint(0, 256, (2 * 16 + 5,), generator=torch.Generator().manual_seed(2)).tolist()
+    scoring = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
+    plain = llm.generate(prompt, GREEDY)[0]
+    cached = llm.generate(prompt, scoring)[0]
+    with LLM(str(model), num_kv_blocks=32, max_num_batched_tokens=10, max_num_seqs=8) as other:
+        fresh = other.generate(prompt, scoring)[0]
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(dim=-1)[range(len(prompt) - 1), prompt[1:]].tolist()
+    for result in (cached, fresh):
+        assert result.num_cached_tokens == 0
+        assert result.prompt_logprobs is not None
+        assert result.prompt_logprobs[0] is None
+        entries = [entry for entry in result.prompt_logprobs if entry is not None]
+        assert [entry.token_id for entry in entries] == prompt[1:]
+        assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
+    assert llm.generate(prompt, GREEDY)[0].answers == plain.answers
 
 
 def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:

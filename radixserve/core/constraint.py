@@ -9,6 +9,10 @@ class TokenConstraint(Protocol):
     It survives a preemption, as only generated tokens enter it, each once.
     """
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end token may come next."""
+
     def allowed_tokens(self) -> bytes:
         """Return a bit for each token id, the lowest bit of the first byte for id 0: 1 where the token may come next.
 
@@ -16,7 +20,10 @@ class TokenConstraint(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """Take the next token, one that was allowed."""
+        """Take the next token, one that was allowed and does not end the text.
+
+        Raises a RequestError if it cannot tell what may follow; the constraint is of no use after that.
+        """
 
     def fork(self) -> Self:
         """Return a constraint in the same state that goes on by itself."""

@@ -65,11 +65,11 @@ class KVCache:
         return self._pool.num_free + self._pool.num_cached
 
     def match(self, sequence: Sequence) -> Match:
-        """Look up the longest cached prefix of a sequence, at most all tokens but one, which is left to compute.
+        """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
-        return self._find(sequence, sequence.num_tokens - 1)
+        return self._find(sequence, sequence.num_reusable_tokens)
 
     def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.

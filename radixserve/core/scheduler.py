@@ -12,7 +12,7 @@ beams bring their candidates.
 import time
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
@@ -21,7 +21,10 @@ from radixserve.core.kv_cache import KVCache
 from radixserve.core.policy import POLICIES
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
 from radixserve.core.waiting import WaitingQueue
-from radixserve.protocol import FinishReason, TokenLogprobs
+from radixserve.errors import RequestError
+from radixserve.protocol import Failure, FinishReason, TokenLogprobs
+
+_NOT_FINITE = Failure("internal_error", "the model's numbers for this request are not finite")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -41,23 +44,30 @@ class SchedulerLimits:
 
 @dataclass(slots=True, frozen=True)
 class NewToken:
-    """A token that a step appended to a sequence. sequence.finish_reason says whether it was the last."""
+    """A token that a step appended to a sequence. sequence.finish_reason says whether it was the last.
+
+    is_end: it is an end or stop token that ended the sequence, and no part of the text.
+    """
 
     sequence: Sequence
     token_id: int
     logprobs: TokenLogprobs | None
+    is_end: bool
 
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """What update made of a step: tokens in row order, and requests that ended because their logits were not finite.
+    """What update made of a step.
 
-    searched: requests whose beam search is over; a beam search has no new tokens before.
+    new_tokens: in row order; those of a failed request mean nothing. failed: requests that ended without an answer, and
+    why. computed: requests that want no token, whose prompt is computed now. searched: requests whose beam search is
+    over; it has no new tokens before.
     """
 
-    new_tokens: list[NewToken]
-    failed: list[Request]
-    searched: list[Request]
+    new_tokens: list[NewToken] = field(default_factory=list)
+    failed: dict[Request, Failure] = field(default_factory=dict)
+    computed: list[Request] = field(default_factory=list)
+    searched: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -131,27 +141,38 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
         """Take in what the executor made of the batch that the last schedule() returned."""
-        result = StepResult([], [], [])
+        result = StepResult()
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
         candidates = iter(sampled.candidates)
         selecting: dict[Request, list[list[tuple[int, float]]]] = {}
-        for (sequence, num_tokens), row, is_finite in zip(self._scheduled, batch.rows, sampled.is_finite, strict=True):
+        rows = zip(self._scheduled, batch.rows, sampled.is_finite, strict=True)
+        for index, ((sequence, num_tokens), row, is_finite) in enumerate(rows):
             row_draws = [next(draws) for _ in row.samples]
             row_candidates = [next(candidates, None) for _ in row.samples]
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # its request failed in a row before
             if not is_finite:
                 self.end(sequence.request)
-                result.failed.append(sequence.request)
+                result.failed[sequence.request] = _NOT_FINITE
                 continue
+            if sequence.request.prompt_scores is not None and index in sampled.prompt_logprobs:
+                sequence.request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_candidates and row_candidates[0] is not None:
                 selecting.setdefault(sequence.request, []).append(row_candidates[0])
             elif row_draws:
-                for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True):
-                    self._append(answer, token_id)
-                    result.new_tokens.append(NewToken(answer, token_id, logprobs))
+                try:
+                    result.new_tokens.extend(
+                        NewToken(answer, token_id, logprobs, self._append(answer, token_id))
+                        for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True)
+                    )
+                except RequestError as error:
+                    self.end(sequence.request)
+                    result.failed[sequence.request] = Failure.of(error)
+            elif sequence.num_uncomputed_tokens == 0:
+                self.finish(sequence, "length")
+                result.computed.append(sequence.request)
         for request, group_candidates in selecting.items():
             if not request.is_finished and self._select_beams(request, group_candidates):
                 result.searched.append(request)
@@ -262,7 +283,9 @@ class Scheduler:
             if not budget or _num_reserved_places(sequence) > num_free_places:
                 return
             digest = self._cache.next_digest(sequence, len(match.block_ids))
-            if digest is not None and digest in being_computed:
+            # One that scores its prompt computes the block in any case.
+            can_wait = match.num_tokens < sequence.num_reusable_tokens
+            if digest is not None and digest in being_computed and can_wait:
                 # A prompt of this step computes this very block. As there is budget left, it has all of its tokens in
                 # the step, so to wait costs one step; if its writer does not finish it, this one computes it then.
                 continue
@@ -340,16 +363,21 @@ class Scheduler:
     def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
         start = sequence.num_computed_tokens
         end = start + num_tokens
+        scores = sequence.request.prompt_scores
         return ScheduledRow(
             token_ids=sequence.token_ids[start:end],
             num_computed_tokens=start,
             block_table=sequence.block_table,
             samples=self._sample_slots(sequence) if end == sequence.num_tokens else (),
+            num_prompt_logprobs=scores.num_alternatives if scores is not None else 0,
+            prompt_targets=scores.targets(sequence.token_ids, start, end) if scores is not None else array("i"),
         )
 
     def _sample_slots(self, sequence: Sequence) -> tuple[SampleSlot, ...]:
         request = sequence.request
         first = sequence.choice_index
+        if request.params.max_tokens == 0:
+            return ()
         return tuple(
             SampleSlot(
                 params=request.params,
@@ -357,7 +385,8 @@ class Scheduler:
                 choice_index=choice_index,
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                suppressed_token_ids=self._suppressed_token_ids(sequence),
+                suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
+                allowed_tokens=None if sequence.constraint is None else sequence.constraint.allowed_tokens(),
                 num_candidates=0 if request.beam is None else request.beam.num_candidates,
             )
             for choice_index in range(first, first + _num_places(sequence))
@@ -365,30 +394,46 @@ class Scheduler:
 
     def _suppressed_token_ids(self, sequence: Sequence) -> tuple[int, ...]:
         params = sequence.request.params
-        if sequence.num_output_tokens >= params.min_tokens:
-            return ()
-        end_token_ids = () if params.ignore_eos else sorted(self._limits.end_token_ids)
-        return (*end_token_ids, *params.stop_token_ids)
+        is_early = sequence.num_output_tokens < params.min_tokens
+        # A constrained text is over at its end token, so to go on beyond it means not to draw it.
+        ends_are_suppressed = sequence.constraint is not None if params.ignore_eos else is_early
+        return (
+            *(sorted(self._limits.end_token_ids) if ends_are_suppressed else ()),
+            *(params.stop_token_ids if is_early else ()),
+        )
 
     def _answers(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences that a row's draws belong to, forking the prompt's for the other choices once."""
         request = sequence.request
         for choice_index in range(len(request.sequences), len(request.sequences) + _num_places(sequence) - 1):
             child = Sequence(request, choice_index, array("i", sequence.token_ids), status=SequenceStatus.RUNNING)
+            if sequence.constraint is not None:
+                child.constraint = sequence.constraint.fork()
             self._cache.fork(sequence, child)
             self._running.append(child)
             request.sequences.append(child)
         return request.sequences if sequence.num_output_tokens == 0 else [sequence]
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
-        params = sequence.request.params
+    def _append(self, sequence: Sequence, token_id: int) -> bool:
+        """Append a token, which may finish the sequence, and return whether it is an end or stop token that did.
+
+        Raises a RequestError if the sequence's constraint cannot follow.
+        """
+        params, constraint = sequence.request.params, sequence.constraint
         sequence.token_ids.append(token_id)
         if token_id in params.stop_token_ids:
             self.finish(sequence, "stop", token_id)
-        elif token_id in self._limits.end_token_ids and not params.ignore_eos:
+            return True
+        if token_id in self._limits.end_token_ids and not (params.ignore_eos and constraint is None):
+            self.finish(sequence, "stop")
+            return True
+        if constraint is not None:
+            constraint.accept(token_id)
+        if constraint is not None and constraint.is_complete:
             self.finish(sequence, "stop")
         elif sequence.num_output_tokens == params.max_tokens or sequence.num_tokens >= self._limits.max_model_len:
             self.finish(sequence, "length")
+        return False
 
     def _end_sequence(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:

@@ -9,6 +9,7 @@ from radixserve.protocol import BeamMemory, BeamScore, Delta, FinishReason, Toke
 class Answer:
     """One of a request's answers. finish_reason is None while it grows; logprobs is empty unless asked for.
 
+    prompt_logprobs: of a request's first answer, if they were asked for: one entry a prompt token, None for the first.
     beam: what it is worth, if it comes from a beam search.
     """
 
@@ -18,6 +19,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     beam: BeamScore | None = None
 
     @property
@@ -32,6 +34,8 @@ class Answer:
         self.logprobs += delta.logprobs or ()
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         self.beam = delta.beam
 
 
@@ -57,6 +61,11 @@ class GenerationResult:
         self.answers[delta.index].add(delta)
         self.num_cached_tokens = delta.num_cached_tokens
         self.beam_memory = delta.beam_memory
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry a prompt token, None for the first; None if they were not asked for, or have not come yet."""
+        return self.answers[0].prompt_logprobs
 
     @property
     def num_output_tokens(self) -> int:

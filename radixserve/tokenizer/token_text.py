@@ -23,7 +23,7 @@ _UNFINISHED_TOKENS = 3
 
 
 class TokenText:
-    """The bytes that each token of a vocabulary stands for.
+    """The bytes that each token of a vocabulary stands for. special_ids: those that are no part of a text.
 
     Raises ModelLoadError if the tokenizer's decoder is neither byte-level nor SentencePiece-like.
     """
@@ -33,7 +33,7 @@ class TokenText:
         self._added = {
             token_id: token.content.encode() for token_id, token in backend.get_added_tokens_decoder().items()
         }
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._is_byte_level = False
@@ -57,7 +57,12 @@ class TokenText:
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> "DecodeStream":
         """Return a decoder of the tokens that follow prompt_token_ids."""
-        return DecodeStream(self, prompt_token_ids, self._special_ids if skip_special_tokens else frozenset())
+        return DecodeStream(self, prompt_token_ids, self.special_ids if skip_special_tokens else frozenset())
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of special tokens."""
+        return frozenset(self._added[token_id].decode() for token_id in self.special_ids)
 
     @property
     def strips_first_space(self) -> bool:
@@ -65,7 +70,7 @@ class TokenText:
         return self._strips_first_space
 
     def _read_token(self, token_id: int) -> bytes:
-        if token_id in self._special_ids:
+        if token_id in self.special_ids:
             return self._added[token_id]
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         if token is None:

@@ -1,8 +1,11 @@
 """Text to token ids and back, for one model."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
@@ -16,7 +19,8 @@ from radixserve.tokenizer.token_text import DecodeStream, TokenText
 class Tokenizer:
     """Encodes text and conversations, decodes tokens. Safe to use from several threads.
 
-    vocab_size: ids below it decode. eos_token_ids: every id that ends an answer.
+    vocab_size: ids below it decode. eos_token_ids: every id that ends an answer. special_token_ids: those that are no
+    part of a text.
     """
 
     def __init__(self, source: TokenizerSource, templates: dict[str, ChatTemplate]) -> None:
@@ -26,6 +30,7 @@ class Tokenizer:
         self.vocab_size = 1 + max(source.backend.get_vocab().values(), default=-1)
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids
+        self.special_token_ids = self._text.special_ids
 
     @classmethod
     def load(cls, path: Path, *, chat_template: Path | None = None) -> "Tokenizer":
@@ -47,6 +52,16 @@ class Tokenizer:
         """Whether encode_chat works."""
         return self._chat_encoder is not None
 
+    @property
+    def asks_for_hermes_calls(self) -> bool:
+        """Whether prompts with tools, as encode_chat writes them, ask for calls in the hermes format."""
+        return self._chat_encoder is not None and self._chat_encoder.asks_for_hermes_calls
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """What the special tokens spell out as, if they are not skipped."""
+        return self._text.special_texts
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of text. The GIL is released meanwhile, so a worker thread can run it."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -57,6 +72,10 @@ class Tokenizer:
         add_special_tokens: put around it what the model expects around any text, such as a bos token.
         """
         return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Return the ids of text, in which the strings of special tokens stay text."""
+        return encode_texts(self._text_backend, [text], add_special_tokens=False)[0]
 
     def encode_chat(
         self,
@@ -69,7 +88,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
-        Control tokens come from the template only: their strings in messages and tools stay text.
+        Control tokens come from the template only: their strings in messages and tools stay text. Tools and calls that
+        the template does not write are put into the messages, in the hermes format.
         continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
@@ -97,3 +117,9 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token on its own, which may be part of a character; a special token's name."""
         return self._text.token_bytes(token_id)
+
+    @cached_property
+    def _text_backend(self) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
