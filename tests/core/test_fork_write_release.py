@@ -19,6 +19,7 @@ def num_blocks_needed(beams: list[Sequence]) -> int:
     return len(full) + len({tokens for tokens in computed if len(tokens) % BLOCK_SIZE})
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_operations", [400, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_random_forks_writes_and_releases_lose_no_block_and_share_all_they_can(num_operations: int) -> None:
     numbers = random.Random(0)
