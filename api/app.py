@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from radixserve.api.auth import ApiKeys, RequireApiKey
+from radixserve.api.beam_search import beam_search
 from radixserve.api.cache import reset_cache, show_cache
 from radixserve.api.chat import chat_completions
 from radixserve.api.completions import completions
@@ -29,6 +30,7 @@ from radixserve.errors import RequestError
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/beam_search", beam_search, methods=["POST"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{model_id:path}", show_model),
     Route("/tokenize", tokenize, methods=["POST"]),

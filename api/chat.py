@@ -5,6 +5,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
+from radixserve.api.beam_params import beam_search_params, is_beam_search
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
@@ -24,12 +25,14 @@ from radixserve.api.responses import (
     PromptLogprobs,
     Usage,
 )
-from radixserve.api.sampling import budget_field, chat_sampling_params
+from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
 from radixserve.api.service import HeadFields, Service, service_of
-from radixserve.api.tools import check_tool_format, read_tool_use, template_tools
+from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use, template_tools
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -49,16 +52,13 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, ChatRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = chat_sampling_params(request, output_grammar(request, service.grammars))
+    tool_use = read_tool_use(request)
+    params = _params(request, tool_use, service)
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
-    tokenizer = service.engine.tokenizer
-    tool_use = read_tool_use(request)
-    if tool_use is not None:
-        check_tool_format(service.engine.config.tool_call_parser, tokenizer)
-        params = tool_use.apply_to(params, tokenizer, service.grammars)
     tools = None if tool_use is None else template_tools(tool_use.functions)
-    prompt = encode_messages(request.messages, request, tokenizer, tools)
+    answers = service.answer_memory.lookup(namespace)
+    prompt = encode_messages(request.messages, request, service.engine.tokenizer, tools, answers)
     if not prompt:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
     prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
@@ -71,9 +71,22 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         includes_usage=usage_is_included,
         returns_token_ids=request.return_token_ids or False,
         priority=request.priority or 0,
+        is_chat=True,
         tool_use=tool_use,
         num_prompt_logprobs=request.prompt_logprobs,
     )
+
+
+def _params(request: ChatRequest, tool_use: ToolUse | None, service: Service) -> SamplingParams | BeamSearchParams:
+    if is_beam_search(request):
+        max_num_seqs = service.engine.config.max_num_seqs
+        return beam_search_params(request, default_n=1, max_tokens=max_tokens_of(request), max_num_seqs=max_num_seqs)
+    params = chat_sampling_params(request, output_grammar(request, service.grammars))
+    if tool_use is None:
+        return params
+    tokenizer = service.engine.tokenizer
+    check_tool_format(service.engine.config.tool_call_parser, tokenizer)
+    return tool_use.apply_to(params, tokenizer, service.grammars)
 
 
 class ChatFormat:
@@ -152,6 +165,6 @@ class ChatFormat:
         return UNSET if entries is None or count is None else prompt_logprobs(entries, count, self._tokenizer)
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
-        if self._generation.params.logprobs is None:
+        if self._generation.num_logprobs is None:
             return None
         return chat_logprobs(entries or [], self._tokenizer)

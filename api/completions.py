@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from radixserve.api.beam_params import beam_search_params, is_beam_search
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.echo import Echo, echo_of
 from radixserve.api.generation import Generation
@@ -15,10 +16,12 @@ from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, spl
 from radixserve.api.records import record_of
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
-from radixserve.api.sampling import budget_field, completion_sampling_params
+from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -37,7 +40,16 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, CompletionRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = completion_sampling_params(request, output_grammar(request, service.grammars))
+    params: SamplingParams | BeamSearchParams = (
+        beam_search_params(
+            request,
+            default_n=1,
+            max_tokens=completion_max_tokens(request),
+            max_num_seqs=service.engine.config.max_num_seqs,
+        )
+        if is_beam_search(request)
+        else completion_sampling_params(request, output_grammar(request, service.grammars))
+    )
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
@@ -76,12 +88,14 @@ class CompletionFormat:
         self._head = head
         self._generation = generation
         params = generation.params
-        # In the order of the choices: those of one prompt lie together.
-        self._writers = [
-            CompletionLogprobsWriter(tokenizer, prompt, params)
-            for prompt in generation.prompts
-            for _ in range(params.n if params.logprobs is not None else 0)
-        ]
+        self._writers: list[CompletionLogprobsWriter] = []
+        if isinstance(params, SamplingParams) and params.logprobs is not None:
+            # In the order of the choices: those of one prompt lie together.
+            self._writers = [
+                CompletionLogprobsWriter(tokenizer, prompt, params)
+                for prompt in generation.prompts
+                for _ in range(params.n)
+            ]
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
         self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
@@ -114,7 +128,7 @@ class CompletionFormat:
     def _choice(self, index: int, piece: Delta | Answer) -> CompletionChoice:
         """Return the next piece of a choice, or all of it; the first one begins with what tells of the prompt."""
         generation = self._generation
-        prompt_index = index // generation.params.n
+        prompt_index = index // generation.params.num_returned
         if piece.prompt_logprobs is not None:
             self._prompt_entries[prompt_index] = piece.prompt_logprobs
         is_first = index not in self._begun
@@ -145,11 +159,10 @@ class CompletionFormat:
     def _logprobs(
         self, index: int, entries: list[TokenLogprobs] | None, echo: Echo | None
     ) -> CompletionLogprobs | None:
-        params = self._generation.params
-        if params.logprobs is None:
+        if self._generation.num_logprobs is None:
             return None
         writer = self._writers[index]
         if echo is None:
             return writer.write(entries or [])
-        echoed = writer.write_echo(echo, self._prompt_entries[index // params.n])
+        echoed = writer.write_echo(echo, self._prompt_entries[index // self._generation.params.num_returned])
         return join(echoed, writer.write(entries or []))

@@ -23,24 +23,20 @@ class UnsupportedField:
 # null is always neutral.
 UNSUPPORTED_FIELDS = {
     "audio": UnsupportedField("asks for sound"),
-    "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),
     "documents": UnsupportedField("adds documents to the prompt", ([],)),
-    "early_stopping": UnsupportedField("ends a beam search early", (False,)),
     "function_call": UnsupportedField("chooses a function", ("none", "auto")),
     "functions": UnsupportedField("offers functions to the model", ([],)),
     "guided_choice": UnsupportedField("limits the answer to choices, as structured_outputs.choice does"),
     "guided_grammar": UnsupportedField("limits the answer to a grammar, as structured_outputs.grammar does"),
     "guided_json": UnsupportedField("limits the answer to a JSON schema, as structured_outputs.json does"),
     "guided_regex": UnsupportedField("limits the answer to a regular expression, as structured_outputs.regex does"),
-    "length_penalty": UnsupportedField("weighs the length of beams", (1,)),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
     "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
     "session_id": UnsupportedField("ties requests to a session"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
-    "use_beam_search": UnsupportedField("asks for beam search", (False,)),
     "web_search_options": UnsupportedField("asks for a web search"),
 }
 
@@ -86,11 +82,15 @@ class FieldCheck:
             logger.warning("ignoring the unknown request field %r", name)
 
 
+def asks_for_nothing(value: Any, neutral: Collection[Any]) -> bool:
+    """Return whether a field's value is null or one of the neutral ones."""
+    # bool is compared by type as well, since False == 0 in Python and not in JSON.
+    return value is None or any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
+    )
+
+
 def _check_neutral(name: str, value: Any) -> None:
     field = UNSUPPORTED_FIELDS[name]
-    # bool is compared by type as well, since False == 0 in Python and not in JSON.
-    if value is None or any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in field.neutral
-    ):
-        return
-    raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)
+    if not asks_for_nothing(value, field.neutral):
+        raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)

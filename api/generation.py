@@ -9,6 +9,7 @@ from typing import TypeVar
 from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
@@ -21,21 +22,28 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids. priority: the field of that name. tool_use: tools that the
-    answers may call. num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers
-    to each prompt begin with; empty unless that is wanted.
+    stream_options.include_usage and return_token_ids. priority: the field of that name. is_chat: there is one prompt, a
+    conversation, and an answer to it may come back in the next. tool_use: tools that the answers may call.
+    num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers to each prompt
+    begin with; empty unless that is wanted.
     """
 
     prompts: list[list[int]]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     namespace: bytes
     is_streamed: bool
     includes_usage: bool
     returns_token_ids: bool
     priority: int = 0
+    is_chat: bool = False
     tool_use: ToolUse | None = None
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are told of each token; None if no log-probabilities are."""
+        return None if isinstance(self.params, BeamSearchParams) else self.params.logprobs
 
 
 class UsageCounter:

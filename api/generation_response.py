@@ -53,6 +53,7 @@ class GenerationResponse:
         self._service = service
         self._generation = generation
         self._format = answer_format
+        self._recorder = service.answer_recorder(generation)
         self._usage = UsageCounter(generation.prompts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +70,7 @@ class GenerationResponse:
             record.usage = self._usage.usage()
 
     async def _collect(self, scope: Scope, record: RequestRecord) -> bytes:
-        num_answers = len(self._generation.prompts) * self._generation.params.n
+        num_answers = len(self._generation.prompts) * self._generation.params.num_returned
         answers = [Answer(index) for index in range(num_answers)]
         async with aclosing(generate(self._service.engine, self._generation)) as deltas:
             is_first = True
@@ -122,9 +123,11 @@ class GenerationResponse:
             await _send_event(send, event)
 
     def _count(self, prompt_index: int, delta: Delta) -> int:
-        """Add a delta to the usage and return the index of its choice: those of one prompt lie together."""
+        """Take note of a delta and return the index of its choice: those of one prompt lie together."""
         self._usage.add(prompt_index, delta)
-        return prompt_index * self._generation.params.n + delta.index
+        if self._recorder is not None:
+            self._recorder.add(delta)
+        return prompt_index * self._generation.params.num_returned + delta.index
 
     def _observe_first_token(self, scope: Scope, record: RequestRecord) -> None:
         metrics = self._service.metrics

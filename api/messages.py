@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from radixserve.api.requests import ChatRequest, TokenizeRequest
+from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
@@ -12,14 +13,16 @@ _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_promp
 
 def encode_messages(
     messages: list[Message],
-    options: ChatRequest | TokenizeRequest,
+    options: ChatRequest | TokenizeRequest | BeamSearchRequest,
     tokenizer: Tokenizer,
     tools: list[dict[str, Any]] | None = None,
+    answers: AnswerLookup | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation, open for the assistant's answer unless the options say otherwise.
 
     tools: those that the model may call, as chat templates take them.
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.
+    answers: finds the ids to use for an assistant's turn that is exactly an earlier answer.
     Raises InvalidRequest for messages and options that do not go together, or that the chat template refuses.
     """
     continues = options.continue_final_message or False
@@ -43,6 +46,7 @@ def encode_messages(
             ),
             continue_final_message=continues,
             template_kwargs=template_kwargs,
+            answers=answers,
         )
     except RecursionError:
         raise InvalidRequest(

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.errors import InvalidRequest, PromptTooLong
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -12,6 +14,7 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 MAX_PROMPTS = 128
 
 Prompt = str | list[int]
+Params = TypeVar("Params", bound=SamplingParams | BeamSearchParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,7 @@ def check_token_ids(token_ids: list[int], path: str, vocab_size: int) -> None:
         )
 
 
-def fit_budget(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, max_model_len: int, fields: BudgetFields
-) -> SamplingParams:
+def fit_budget(prompts: Sequence[Sequence[int]], params: Params, max_model_len: int, fields: BudgetFields) -> Params:
     """Return params with a budget that fits the context; a clamped one beside the shortest prompt.
 
     The engine ends the answers to longer prompts where the context does. Raises PromptTooLong if a prompt leaves no

@@ -1,6 +1,6 @@
 """The bodies of requests, as they come: types only. null and absent are the same everywhere."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,7 +44,7 @@ class NamedToolChoice(msgspec.Struct):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+    """What chat and completions have in common. beam_width: checked where its limit is known."""
 
     model: str | None = None
     n: int | None = None
@@ -81,6 +81,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    use_beam_search: bool | None = None
+    beam_width: Any = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -101,8 +105,20 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
 
+class BeamSearchRequest(GenerationRequest, kw_only=True):
+    """POST /v1/beam_search: of one text or list of token ids, or of messages. What it cannot honour is there too."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: of a text, or of messages."""
+    """POST /tokenize: of a text, or of messages. cache_salt: of the chat that they are for."""
 
     model: str | None = None
     prompt: str | None = None
@@ -111,6 +127,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
 

@@ -45,17 +45,14 @@ def chat_sampling_params(request: ChatRequest, grammar: Grammar | None = None) -
     _check_logprobs("top_logprobs", logprobs)
     if request.echo:
         raise InvalidRequest("echo is for completions; leave it out of a chat", param="echo")
-    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs, grammar=grammar)
+    return _sampling_params(request, max_tokens=max_tokens_of(request), logprobs=logprobs, grammar=grammar)
 
 
 def completion_sampling_params(request: CompletionRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
     if check_tools(request.tools, request.tool_choice):
         raise InvalidRequest("tools need the messages of /v1/chat/completions", param="tools")
-    max_tokens = _max_tokens(request)
-    if max_tokens is None:
-        # A floor given by min_tokens says that more than the default is wanted.
-        max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
+    max_tokens = completion_max_tokens(request)
     _check_logprobs("logprobs", request.logprobs)
     params = _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs, grammar=grammar)
     if request.echo and request.logprobs is not None:
@@ -70,7 +67,17 @@ def budget_field(request: GenerationRequest) -> str:
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
 
 
-def _max_tokens(request: GenerationRequest) -> int | None:
+def completion_max_tokens(request: GenerationRequest) -> int:
+    """Return the budget of a completion. Raises InvalidRequest, the field as param, for one out of range."""
+    max_tokens = max_tokens_of(request)
+    if max_tokens is None:
+        # A floor given by min_tokens says that more than the default is wanted.
+        max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
+    return max_tokens
+
+
+def max_tokens_of(request: GenerationRequest) -> int | None:
+    """Return the budget that a request gives, if any. Raises InvalidRequest for one out of range."""
     name = budget_field(request)
     budget: int | None = getattr(request, name)
     tells_of_prompt = request.echo or request.prompt_logprobs is not None

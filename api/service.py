@@ -12,7 +12,9 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from radixserve.api.fields import FieldCheck
+from radixserve.api.generation import Generation
 from radixserve.api.metrics import Metrics
+from radixserve.engine.answer_memory import AnswerMemory, AnswerRecorder
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import EngineUnavailable, ModelNotFound
@@ -39,6 +41,7 @@ class Service:
         self.engine = engine
         self.metrics = metrics
         self.field_check = FieldCheck()
+        self.answer_memory = AnswerMemory(engine.tokenizer)
         self.grammars = GrammarCompiler(engine.tokenizer, engine.tokenizer.eos_token_ids)
         self.started_at = int(time.time())
         # Encoding a text takes a hundred times its size, so as many at once as can run, and not one for every caller.
@@ -66,6 +69,12 @@ class Service:
         served = self.model_id(ready)
         if name is not None and name != served:
             raise ModelNotFound(f"the model {name[:200]!r} is not served here; {served!r} is", param="model")
+
+    def answer_recorder(self, generation: Generation) -> AnswerRecorder | None:
+        """Return what takes the deltas of a chat and remembers its answers; None for what is no chat."""
+        if not generation.is_chat:
+            return None
+        return AnswerRecorder(self.answer_memory, generation.namespace, generation.prompts[0])
 
     def new_head(self, prefix: str, ready: EngineReady) -> HeadFields:
         """Return the head of a new answer; its id is unique and begins with prefix."""

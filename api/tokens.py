@@ -6,7 +6,9 @@ from starlette.responses import Response
 
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.messages import encode_messages
+from radixserve.api.options import namespace_of
 from radixserve.api.prompts import check_token_ids
+from radixserve.api.records import record_of
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
 from radixserve.api.service import Service, service_of
@@ -20,7 +22,9 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     ready = service.ready()
     body = await read_body(request)
-    return Response(await service.run_in_worker(_tokenize, body, service, ready), media_type="application/json")
+    tenant = record_of(request.scope).tenant
+    answer = await service.run_in_worker(_tokenize, body, service, ready, tenant)
+    return Response(answer, media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
@@ -31,11 +35,12 @@ async def detokenize(request: Request) -> Response:
     return Response(await service.run_in_worker(_detokenize, body, service, ready), media_type="application/json")
 
 
-def _tokenize(body: bytes, service: Service, ready: EngineReady) -> bytes:
+def _tokenize(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> bytes:
     request = decode_body(body, TokenizeRequest, service.field_check)
     service.check_model(request.model, ready)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
+    namespace = namespace_of(tenant, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
         if request.add_special_tokens:
@@ -44,7 +49,8 @@ def _tokenize(body: bytes, service: Service, ready: EngineReady) -> bytes:
                 param="add_special_tokens",
             )
         functions = check_tools(request.tools, request.tool_choice)
-        token_ids = encode_messages(request.messages, request, tokenizer, template_tools(functions))
+        answers = service.answer_memory.lookup(namespace)
+        token_ids = encode_messages(request.messages, request, tokenizer, template_tools(functions), answers)
     else:
         adds_special_tokens = request.add_special_tokens is not False
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=adds_special_tokens)

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import GenerationResult
+from radixserve.engine.answer_memory import AnswerMemory
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest
 from radixserve.sampling_params import SamplingParams
@@ -20,6 +21,8 @@ from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+
+_NAMESPACE = b""  # all prompts of one LLM share their prefixes
 
 _SERVER_FIELDS = {
     "host",
@@ -48,6 +51,7 @@ class LLM:
         config = EngineConfig.from_settings({"model": model} | settings)
         self._is_closed = False
         self._engine = in_process_engine(config, show_progress=True)
+        self._answer_memory = AnswerMemory(self._engine.tokenizer)
         with ExitStack() as resources:
             self._portal = resources.enter_context(start_blocking_portal())
             self._portal.call(self._engine.start)
@@ -118,13 +122,18 @@ class LLM:
     ) -> list[GenerationResult]:
         """Answer one conversation or several, each a list of messages in OpenAI's form, by the chat template.
 
+        An assistant's message that is exactly an earlier answer of chat is taken as the ids it was generated as.
         priority: as in generate.
         Raises a RequestError if a conversation cannot be answered; then the others are not answered either.
         """
         is_one = not messages or isinstance(messages[0], dict)
         conversations = [messages] if is_one else messages
         prompts = [self._encode_chat(conversation) for conversation in conversations]
-        return self.generate(prompts, params, priority=priority, show_progress=show_progress)
+        results = self.generate(prompts, params, priority=priority, show_progress=show_progress)
+        for result in results:
+            for answer in result.answers:
+                self._answer_memory.remember(_NAMESPACE, result.prompt_token_ids, answer)
+        return results
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -139,7 +148,8 @@ class LLM:
             messages = msgspec.convert(conversation, list[Message])
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"a conversation is a list of messages: {error}", param="messages") from None
-        return self.tokenizer.encode_chat(template_messages(messages))
+        answers = self._answer_memory.lookup(_NAMESPACE)
+        return self.tokenizer.encode_chat(template_messages(messages), answers=answers)
 
     async def _generate_all(
         self,

@@ -191,6 +191,17 @@ def test_settings_of_a_wrong_type_are_a_config_error(settings: dict, message: st
         LLM(**settings)
 
 
+def test_an_answer_of_chat_that_comes_back_as_text_is_the_ids_it_was_generated_as(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "a question that no other test asks"}]
+    params = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
+    first = llm.chat(conversation, params)[0]
+    text = first.answers[0].text
+    assert first.answers[0].token_ids != llm.tokenizer.encode(text)
+    second = llm.chat([*conversation, {"role": "assistant", "content": text}, conversation[0]], params)[0]
+    begin = first.prompt_token_ids + first.answers[0].token_ids
+    assert second.prompt_token_ids[: len(begin)] == begin
+
+
 def test_beam_search_returns_the_best_hypotheses_with_their_scores_and_blocks(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
     prompts = ["one prompt of more than a block", "another one, as long as that"]

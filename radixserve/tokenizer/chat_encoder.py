@@ -9,7 +9,7 @@ wrote. One call encodes the result, so all else, such as spaces that a token swa
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 import tokenizers
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.answer_turns import AnswerLookup, find_opening, split_at_answers
 from radixserve.tokenizer.backend import encode_texts
 from radixserve.tokenizer.chat_template import ChatTemplate
 from radixserve.tokenizer.hermes import add_tools, is_hermes, with_call_objects, with_calls_as_text
@@ -29,7 +30,7 @@ class ChatEncoder:
     """Renders and encodes the conversations of one model.
 
     templates: at least "default"; "tool_use", if there, serves the requests that bring tools.
-    special_tokens: what templates may read, by name.
+    special_tokens: what templates may read, by name. control_token_ids: the tokens that only a template writes.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class ChatEncoder:
         self._backend = backend
         self._templates = templates
         self._special_tokens = special_tokens
-        contents = [
-            token.content
-            for token in backend.get_added_tokens_decoder().values()
+        control_tokens = {
+            token_id: token.content
+            for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special or _CONTROL_SHAPE.fullmatch(token.content)
-        ]
+        }
+        self.control_token_ids = frozenset(control_tokens)
+        contents = list(control_tokens.values())
         self._stand_ins = _StandIns(contents)
         # Secret, unlike the stand-ins, which a template may show in an error message.
         self._private_names = {content: f"<{secrets.token_hex(16)}>" for content in contents}
@@ -56,8 +59,12 @@ class ChatEncoder:
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: dict[str, Any],
+        answers: AnswerLookup | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation. Raises InvalidRequest if the template cannot render it."""
+        """Return the token ids of a conversation. Raises InvalidRequest if the template cannot render it.
+
+        answers: finds the ids to use for an assistant's turn that is exactly an earlier answer.
+        """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt contradict each other; set one of them to false",
@@ -78,15 +85,47 @@ class ChatEncoder:
         if continue_final_message:
             _check_final_message(messages)
             variables["messages"][-1]["content"] += f"{end} "
-        try:
-            text = template.render(self._special_tokens | variables)
-        except InvalidRequest as error:
-            raise InvalidRequest(self._stand_ins.restore(error.message), param=error.param) from error
+        text = self._render(template, variables)
+        opening = None if answers is None else self._opening(template, variables, text)
         if continue_final_message:
             text = _cut(text, end)
-        text = self._control_tokens.sub(lambda match: self._private_names[match[0]], text)
-        text = self._stand_ins.restore(text)
-        return encode_texts(self._private_backend, [text], add_special_tokens=False)[0]
+        pieces: list[str | Sequence[int]] = [text]
+        if answers is not None and opening is not None:
+            pieces = split_at_answers(
+                text, opening, self._control_tokens, lambda turn: answers(self._stand_ins.restore(turn))
+            )
+        return self._encode(pieces)
+
+    def _render(self, template: ChatTemplate, variables: dict[str, Any]) -> str:
+        """Return a conversation whose control-token strings are the template's own."""
+        try:
+            return template.render(self._special_tokens | variables)
+        except InvalidRequest as error:
+            raise InvalidRequest(self._stand_ins.restore(error.message), param=error.param) from error
+
+    def _opening(self, template: ChatTemplate, variables: dict[str, Any], rendered: str) -> str | None:
+        """Return what opens the assistant's turns in a rendered conversation; None if it has none, or nothing does."""
+        if not any(message.get("role") == "assistant" for message in variables["messages"]):
+            return None
+        is_open = variables["add_generation_prompt"]
+        try:
+            other = self._render(template, variables | {"add_generation_prompt": not is_open})
+        except InvalidRequest:
+            return None  # a template may refuse a generation prompt, or its absence, after certain messages
+        return find_opening(*((rendered, other) if is_open else (other, rendered)), self._control_tokens)
+
+    def _encode(self, pieces: list[str | Sequence[int]]) -> list[int]:
+        """Return the ids of rendered texts, and the ids between them."""
+        texts = [
+            self._stand_ins.restore(self._control_tokens.sub(lambda match: self._private_names[match[0]], piece))
+            for piece in pieces
+            if isinstance(piece, str)
+        ]
+        encoded = iter(encode_texts(self._private_backend, texts, add_special_tokens=False))
+        token_ids: list[int] = []
+        for piece in pieces:
+            token_ids += next(encoded) if isinstance(piece, str) else piece
+        return token_ids
 
     @property
     def asks_for_hermes_calls(self) -> bool:

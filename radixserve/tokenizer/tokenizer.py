@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
 from radixserve.tokenizer.chat_encoder import ChatEncoder
 from radixserve.tokenizer.chat_template import ChatTemplate, read_template
@@ -50,6 +51,11 @@ class Tokenizer:
         return self._chat_encoder is not None
 
     @property
+    def control_token_ids(self) -> frozenset[int]:
+        """The tokens that only the chat template writes; none without a template."""
+        return frozenset() if self._chat_encoder is None else self._chat_encoder.control_token_ids
+
+    @property
     def asks_for_hermes_calls(self) -> bool:
         """Whether prompts with tools, as encode_chat writes them, ask for calls in the hermes format."""
         return self._chat_encoder is not None and self._chat_encoder.asks_for_hermes_calls
@@ -78,12 +84,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
+        answers: AnswerLookup | None = None,
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
         Control tokens come from the template only: their strings in messages and tools stay text. Tools and calls that
         the template does not write are put into the messages, in the hermes format.
-        continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
+        continue_final_message: leave the last message, the assistant's, open.
+        answers: finds the ids to use for an assistant's turn that is exactly an earlier answer; they must hold no
+        control token. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
         if self._chat_encoder is None:
@@ -97,6 +106,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs or {},
+            answers=answers,
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,5 +1,6 @@
 """The README's quick start, copied out and run against a server of the demo model."""
 
+import json
 import re
 import subprocess
 import sys
@@ -38,7 +39,16 @@ def snippet(word: str) -> tuple[str, str]:
 
 @pytest.mark.slow
 def test_the_curl_command_answers(server: RunningServer) -> None:
-    assert "Rome" in run(*snippet("curl"), server)
+    assert "Rome" in run(*snippet("/v1/chat/completions"), server)
+
+
+@pytest.mark.slow
+def test_the_beam_search_command_answers_with_scores_and_blocks(server: RunningServer) -> None:
+    answer = json.loads(run(*snippet("/v1/beam_search"), server))
+    assert answer["choices"][0]["text"] == "The capital of France is Paris."
+    scores = [choice["score"] for choice in answer["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    assert answer["memory"]["peak_blocks"] < answer["memory"]["peak_blocks_without_sharing"]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-POST_ROUTES = [CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/cache/reset"]
+POST_ROUTES = [CHAT, COMPLETIONS, "/v1/beam_search", "/tokenize", "/detokenize", "/v1/cache/reset"]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def test_api_9_a_body_that_is_no_object(client: httpx.AsyncClient, route: 
     await refusal(client, route, body)
 
 
-@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, "/v1/beam_search", "/tokenize", "/detokenize"])
 async def test_api_9_an_empty_body(client: httpx.AsyncClient, route: str) -> None:
     await refusal(client, route, b"")
 
@@ -67,7 +67,7 @@ async def test_api_9_a_wrong_method(client: httpx.AsyncClient, route: str) -> No
     assert response.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("route", ["/", "/nowhere", "/v1/chat/completions/", "/v1/beam_search", "/v1/responses"])
+@pytest.mark.parametrize("route", ["/", "/nowhere", "/v1/chat/completions/", "/v1/responses"])
 async def test_api_9_an_unknown_route(client: httpx.AsyncClient, route: str) -> None:
     for response in (await client.get(route), await client.post(route, json={})):
         assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
@@ -177,9 +177,9 @@ async def test_api_10_harmless_extras_change_nothing(client: httpx.AsyncClient) 
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "guided_json", "use_beam_search", "tools"])
+@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "guided_json", "tools"])
 async def test_api_10_a_field_that_would_change_the_answer_is_refused(client: httpx.AsyncClient, field: str) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], field: True if field == "use_beam_search" else ["audio"]}
+    body = {"messages": [{"role": "user", "content": "a"}], field: ["audio"]}
     error = await refusal(client, CHAT, body)
     assert error["param"] == field
 

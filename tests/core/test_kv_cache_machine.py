@@ -79,13 +79,23 @@ class KVCacheMachine(RuleBasedStateMachine):
             self.end(sequence)
 
     @precondition(lambda self: self.running or self.waiting)
-    @rule(plan=plans, keeps_matches=st.booleans(), num_ended=st.sampled_from([0, 0, 0, 1, 2]))
-    def step(self, plan: Plan, keeps_matches: bool, num_ended: int) -> None:
+    @rule(
+        plan=plans,
+        keeps_matches=st.booleans(),
+        num_ended=st.sampled_from([0, 0, 0, 1, 2]),
+        num_preempted=st.sampled_from([0, 0, 0, 1, 2]),
+    )
+    def step(self, plan: Plan, keeps_matches: bool, num_ended: int, num_preempted: int) -> None:
         """Several rows in one step. keeps_matches: all lookups come before all allocations, and so may be stale.
 
-        num_ended: so many rows end within the step, before end_step.
+        num_ended: so many rows end within the step, before end_step. num_preempted: so many lose their room again,
+        as a group of beams does when there is no room for the last of them.
         """
         rows = self.schedule(plan, {s: self.check_match(s) for s in self.waiting} if keeps_matches else {})
+        for sequence in list(rows)[len(rows) - num_preempted :] if num_preempted <= len(rows) else []:
+            del rows[sequence]
+            self.end(sequence)
+            self.waiting.append(sequence)
         self.driver.execute(list(rows.items()))
         for sequence in list(rows)[:num_ended]:
             self.end(sequence)
