@@ -57,28 +57,28 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
     """The function of a call, or a piece of it. arguments: JSON text."""
 
-    arguments: str
     name: str | UnsetType = UNSET
+    arguments: str
 
 
-class MessageToolCall(msgspec.Struct, frozen=True):
+class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a tool."""
 
     id: str
-    function: CalledFunction
     type: Literal["function"] = "function"
+    function: CalledFunction
 
 
-class DeltaToolCall(msgspec.Struct, frozen=True):
+class DeltaToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the call of this index; the first one has id, type and name."""
 
     index: int
-    function: CalledFunction
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunction
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The engine for offline use: lists in, lists out."""
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
+from radixserve.grammar import Grammar
 from tests.tiny_engine import write_tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -92,6 +94,16 @@ def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:
     assert [answer.index for answer in first.answers] == [0, 1, 2]
     assert len({answer.text for answer in first.answers}) == 3
     assert first.answers == second.answers
+
+
+def test_answers_follow_a_grammar_and_one_that_is_wrong_raises(llm: LLM) -> None:
+    params = SamplingParams(n=2, max_tokens=30, grammar=Grammar("regex", "(yes|no), [0-9]{3}"))
+    for result in llm.generate(["abc", "abd"], params):
+        assert all(re.fullmatch("(yes|no), [0-9]{3}", answer.text) for answer in result.answers)
+        assert all(answer.finish_reason == "stop" for answer in result.answers)
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate("abc", SamplingParams(grammar=Grammar("regex", "(")))
+    assert caught.value.param == "grammar"
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:

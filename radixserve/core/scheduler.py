@@ -61,7 +61,7 @@ class StepResult:
 
     new_tokens: in row order; those of a failed request mean nothing. failed: requests that ended without an answer, and
     why. computed: requests that want no token, whose prompt is computed now. searched: requests whose beam search is
-    over; it has no new tokens before.
+    over; a beam search has no new tokens.
     """
 
     new_tokens: list[NewToken] = field(default_factory=list)
@@ -378,6 +378,8 @@ class Scheduler:
         first = sequence.choice_index
         if request.params.max_tokens == 0:
             return ()
+        constraint = sequence.constraint
+        allowed_tokens = request.allowed_tokens if constraint is None else constraint.allowed_tokens()
         return tuple(
             SampleSlot(
                 params=request.params,
@@ -386,7 +388,7 @@ class Scheduler:
                 token_ids=sequence.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
-                allowed_tokens=None if sequence.constraint is None else sequence.constraint.allowed_tokens(),
+                allowed_tokens=allowed_tokens,
                 num_candidates=0 if request.beam is None else request.beam.num_candidates,
             )
             for choice_index in range(first, first + _num_places(sequence))

@@ -5,6 +5,7 @@ import random
 from array import array
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
@@ -59,8 +60,8 @@ class EngineCore:
         self._cache = cache
         self._limits = limits
         self._scheduler = Scheduler(cache, limits)
-        self._beams = BeamRequests(tokenizer, cache, limits)
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
+        self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
@@ -85,15 +86,16 @@ class EngineCore:
             return
         token_ids = array("i")
         token_ids.frombytes(message.prompt_token_ids)
-        params, beam = message.params, None
+        params, beam, constraint = message.params, None, None
         if isinstance(params, BeamSearchParams):
             beam = self._beams.group(params, token_ids)
             params = params.sampling_params()
-        try:
-            constraint = None if params.grammar is None else self._grammars.compile(params.grammar)
-        except InvalidRequest as error:
-            self._refuse(message, Failure.of(error))
-            return
+        elif params.grammar is not None:
+            try:
+                constraint = self._grammars.compile(params.grammar)
+            except InvalidRequest as error:
+                self._refuse(message, Failure.of(error))
+                return
         seed = params.seed
         request = Request(
             request_id=message.request_id,
@@ -102,6 +104,7 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            allowed_tokens=None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids),
             bad_words=encode_bad_words(params.bad_words, self._tokenizer),
             prompt_scores=(
                 PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
