@@ -7,6 +7,7 @@ import pytest
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch
 from radixserve.engine.answer import GenerationResult
+from radixserve.protocol import BeamMemory
 from tests.byte_tokenizer import END
 from tests.engine.harness import Harness, MakeHarness, ids
 
@@ -63,14 +64,17 @@ def test_a_group_holds_the_blocks_of_its_distinct_prefixes(make_harness: MakeHar
 
 
 def test_the_figures_of_a_search_that_can_be_worked_out_by_hand(make_harness: MakeHarness) -> None:
-    # Three beams over two tokens from the second step on, and each forks in each step.
-    harness = make_harness(table=lambda _: {65: 0.6, 66: 0.4}, block_size=4)
-    memory = harness.search(ids(1, 10), beam_width=2, max_tokens=4).beam_memory
-    # 10 prompt and 3 computed tokens: 3 full blocks and a tail each, the prompt's 2 full blocks shared. Of the answers
-    # AAA and AAB, or ABA, the third block holds the first 2 tokens.
-    assert memory.peak_blocks_without_sharing == 8
-    assert memory.peak_blocks in (5, 6)
-    assert memory.blocks_copied >= 1
+    a, b, c = b"abc"
+
+    def table(context: Sequence[int]) -> dict[int, float]:
+        return {b: 0.5, c: 0.5} if b in context[10:] else {a: 0.6, b: 0.4}
+
+    harness = make_harness(table=table, block_size=4)
+    result = harness.search(ids(1, 10), beam_width=2, max_tokens=4)
+    # The live beams are a and b, aa and ab, aaa and aab. The last two have 13 tokens with K/V: two blocks of the prompt
+    # and one that ends with aa are shared, and each has a part-filled one. The prompt's last block and the one that
+    # ends with a are part-filled when two beams go on from them; the one that ends with aa is full.
+    assert result.beam_memory == BeamMemory(4, peak_blocks=5, peak_blocks_without_sharing=8, blocks_copied=2)
 
 
 def test_beams_that_part_inside_a_block_copy_it_once_each_but_for_the_last(make_harness: MakeHarness) -> None:

@@ -78,6 +78,14 @@ def test_bs_3_a_hypothesis_that_ends_takes_no_live_ones_place(make_harness: Make
     assert [answer.token_ids[-1] for answer in result.answers] == [END, END]
 
 
+def test_an_end_behind_the_best_continuations_finishes_nothing(make_harness: MakeHarness) -> None:
+    # The penalty prefers short answers, but z is only the third best of two.
+    table = {"": {".": 0.5, "a": 0.3, "z": 0.15, "b": 0.05}}
+    harness = make_harness(table=after(5, lambda answer: table.get(answer, {"x": 1.0})))
+    params = {"max_tokens": 2, "length_penalty": -1.0, "early_stopping": "never", "stop_token_ids": (ord("z"),)}
+    assert texts(harness.search(ids(1, 5), beam_width=2, **params)) == ["", "ax"]
+
+
 @pytest.mark.parametrize(("beam_width", "max_tokens"), [(3, 4), (16, 4), (3, 1)])
 def test_bs_4_a_search_without_end_token_ends_at_max_tokens(
     make_harness: MakeHarness, beam_width: int, max_tokens: int
