@@ -91,12 +91,12 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     def add(self, request: Request) -> None:
-        """Queue a request with its first sequence, whose tokens are the prompt (at least one, under max_model_len)."""
+        """Queue a request with its one sequence, whose tokens are the prompt (at least one, under max_model_len)."""
+        (sequence,) = request.sequences
         request.arrival = self._num_arrived
         request.queued_at = time.monotonic()
         self._num_arrived += 1
-        for sequence in request.sequences:
-            self._waiting.add(sequence)
+        self._waiting.add(sequence)
         self.num_queued += 1
 
     def end(self, request: Request) -> None:
@@ -176,7 +176,8 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int) -> None:
         num_free_places = self._limits.max_num_seqs - sum(_num_places(sequence) for sequence in self._running)
-        # Everyone needs a block at least. So a step that can admit nobody looks up nothing.
+        # Everyone needs a block at least, so a step that can admit nobody looks up nothing. A prompt in chunks takes
+        # all of the budget; where some is left, each running sequence has the room for all its tokens.
         if not budget or not num_free_places or self._num_spare_blocks() <= 0:
             return
         being_computed = {self._next_digest(sequence) for sequence, num_tokens in self._scheduled if num_tokens > 1}
@@ -185,8 +186,8 @@ class Scheduler:
                 return
             digest = self._cache.next_digest(sequence, len(match.block_ids))
             if digest is not None and digest in being_computed:
-                # A prompt of this step computes this very block. As there is budget left, it has all of its tokens in
-                # the step, so to wait costs one step; if its writer does not finish it, this one computes it then.
+                # A prompt computes this very block in this step. To wait costs one step; if the block is not there
+                # then, because the step failed or its writer was cancelled, this one computes it.
                 continue
             if self._cache.num_blocks_taken(sequence, match) > self._num_spare_blocks():
                 return
@@ -200,14 +201,12 @@ class Scheduler:
             budget -= num_tokens
 
     def _num_spare_blocks(self) -> int:
-        """Blocks that are left when each running sequence keeps the room for all its tokens, and a block at least.
+        """Blocks that are left when each running sequence, all of whose tokens have their room, keeps its next one.
 
         Whoever is admitted into less is soon preempted again: on a pool that is too small for its load this halves the
         preemptions and saves a tenth of all computed tokens, for 5 % more steps.
         """
-        size = self._cache.block_size
-        num_kept = sum(max(-(-running.num_tokens // size) - len(running.block_table), 1) for running in self._running)
-        return self._cache.num_available_blocks - num_kept
+        return self._cache.num_available_blocks - len(self._running)
 
     def _next_digest(self, sequence: Sequence) -> bytes | None:
         return self._cache.next_digest(sequence, sequence.num_committed_blocks)
