@@ -1,16 +1,18 @@
 """POST /v1/chat/completions."""
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
-from radixserve.api.logprobs import chat_logprobs
+from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
-from radixserve.api.prompts import BudgetFields, fit_budget
+from radixserve.api.output_format import output_grammar
+from radixserve.api.prompts import BudgetFields, fit_budget, truncate
 from radixserve.api.records import record_of
 from radixserve.api.requests import ChatRequest
 from radixserve.api.responses import (
@@ -18,13 +20,13 @@ from radixserve.api.responses import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatDelta,
     ChatLogprobs,
-    ChatMessage,
+    PromptLogprobs,
     Usage,
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params
 from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.api.tools import check_tool_format, read_tool_use, template_tools
 from radixserve.engine.answer import Answer
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
@@ -47,12 +49,19 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     request = decode_body(body, ChatRequest, service.field_check)
     service.check_model(request.model, ready)
-    params = chat_sampling_params(request)
+    params = chat_sampling_params(request, output_grammar(request, service.grammars))
     namespace = namespace_of(tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
-    prompt = encode_messages(request.messages, request, service.engine.tokenizer)
+    tokenizer = service.engine.tokenizer
+    tool_use = read_tool_use(request)
+    if tool_use is not None:
+        check_tool_format(service.engine.config.tool_call_parser, tokenizer)
+        params = tool_use.apply_to(params, tokenizer, service.grammars)
+    tools = None if tool_use is None else template_tools(tool_use.functions)
+    prompt = encode_messages(request.messages, request, tokenizer, tools)
     if not prompt:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+    prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
         prompts=[prompt],
@@ -62,6 +71,8 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         includes_usage=usage_is_included,
         returns_token_ids=request.return_token_ids or False,
         priority=request.priority or 0,
+        tool_use=tool_use,
+        num_prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -72,24 +83,26 @@ class ChatFormat:
         self._head = head
         self._generation = generation
         self._tokenizer = tokenizer
-        self._begun: set[int] = set()
+        self._readers: dict[int, AnswerReader] = {}
 
     def chunk(self, index: int, delta: Delta) -> bytes | None:
         """Return a chunk; the first of each choice names the role, the first of all the prompt's ids if wanted."""
         returns_token_ids = self._generation.returns_token_ids
-        is_first = index not in self._begun
-        if not (is_first or delta.text or delta.logprobs or delta.finish_reason or returns_token_ids):
+        is_first_of_all = not self._readers
+        is_first = index not in self._readers
+        if is_first:
+            self._readers[index] = self._new_reader()
+        reader = self._readers[index]
+        parsed = reader.read(delta.text, delta.finish_reason)
+        says_something = is_first or parsed.content or parsed.calls or delta.logprobs or parsed.finish_reason
+        if not (says_something or returns_token_ids):
             return None
-        is_first_of_all = not self._begun
-        self._begun.add(index)
         choice = ChatChunkChoice(
             index=index,
-            delta=ChatDelta(
-                role="assistant" if is_first else UNSET, content=delta.text if delta.text or is_first else UNSET
-            ),
+            delta=chunk_delta(parsed, reader, is_first=is_first),
             logprobs=self._logprobs(delta.logprobs),
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
+            finish_reason=parsed.finish_reason,
+            stop_reason=reader.stop_reason(delta.stop_reason) if delta.finish_reason else UNSET,
             token_ids=delta.token_ids if returns_token_ids else UNSET,
         )
         return msgspec.json.encode(
@@ -98,6 +111,7 @@ class ChatFormat:
                 choices=[choice],
                 usage=None if self._generation.includes_usage else UNSET,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
+                prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
             )
         )
 
@@ -111,21 +125,31 @@ class ChatFormat:
         return msgspec.json.encode(
             ChatCompletion(
                 **self._head,
-                choices=[
-                    ChatChoice(
-                        index=answer.index,
-                        message=ChatMessage("assistant", answer.text),
-                        logprobs=self._logprobs(answer.logprobs),
-                        finish_reason=answer.finish_reason,
-                        stop_reason=answer.stop_reason,
-                        token_ids=answer.token_ids if returns_token_ids else UNSET,
-                    )
-                    for answer in answers
-                ],
+                choices=[self._choice(answer) for answer in answers],
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
+                prompt_logprobs=self._prompt_logprobs(answers[0].prompt_logprobs),
             )
         )
+
+    def _choice(self, answer: Answer) -> ChatChoice:
+        reader = self._new_reader()
+        parsed = reader.read(answer.text, answer.finish_reason)
+        return ChatChoice(
+            index=answer.index,
+            message=whole_message(parsed),
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=parsed.finish_reason,
+            stop_reason=reader.stop_reason(answer.stop_reason),
+            token_ids=answer.token_ids if self._generation.returns_token_ids else UNSET,
+        )
+
+    def _new_reader(self) -> AnswerReader:
+        return AnswerReader(self._generation.tool_use, self._tokenizer)
+
+    def _prompt_logprobs(self, entries: list[TokenLogprobs | None] | None) -> PromptLogprobs | UnsetType:
+        count = self._generation.num_prompt_logprobs
+        return UNSET if entries is None or count is None else prompt_logprobs(entries, count, self._tokenizer)
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if self._generation.params.logprobs is None:

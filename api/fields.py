@@ -22,31 +22,24 @@ class UnsupportedField:
 
 # null is always neutral.
 UNSUPPORTED_FIELDS = {
-    "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
     "audio": UnsupportedField("asks for sound"),
-    "bad_words": UnsupportedField("bans words from the answer", ([],)),
     "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),
     "documents": UnsupportedField("adds documents to the prompt", ([],)),
     "early_stopping": UnsupportedField("ends a beam search early", (False,)),
-    "echo": UnsupportedField("repeats the prompt in the answer", (False,)),
     "function_call": UnsupportedField("chooses a function", ("none", "auto")),
     "functions": UnsupportedField("offers functions to the model", ([],)),
-    "guided_choice": UnsupportedField("limits the answer to choices"),
-    "guided_grammar": UnsupportedField("limits the answer to a grammar"),
-    "guided_json": UnsupportedField("limits the answer to a JSON schema"),
-    "guided_regex": UnsupportedField("limits the answer to a regular expression"),
+    "guided_choice": UnsupportedField("limits the answer to choices, as structured_outputs.choice does"),
+    "guided_grammar": UnsupportedField("limits the answer to a grammar, as structured_outputs.grammar does"),
+    "guided_json": UnsupportedField("limits the answer to a JSON schema, as structured_outputs.json does"),
+    "guided_regex": UnsupportedField("limits the answer to a regular expression, as structured_outputs.regex does"),
     "length_penalty": UnsupportedField("weighs the length of beams", (1,)),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
     "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
-    "prompt_logprobs": UnsupportedField("asks for log-probabilities of the prompt"),
-    "response_format": UnsupportedField("limits the form of the answer", ({"type": "text"},)),
     "session_id": UnsupportedField("ties requests to a session"),
-    "structured_outputs": UnsupportedField("limits the form of the answer"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
-    "truncate_prompt_tokens": UnsupportedField("cuts the prompt"),
     "use_beam_search": UnsupportedField("asks for beam search", (False,)),
     "web_search_options": UnsupportedField("asks for a web search"),
 }
@@ -54,7 +47,6 @@ UNSUPPORTED_FIELDS = {
 # These change no answer, here or elsewhere: clients send them as a matter of course.
 NO_OP_FIELDS = {
     "metadata": "a label for a store of answers; nothing is stored here",
-    "parallel_tool_calls": "says how many tools a turn may call; there are none to call yet",
     "prediction": "a hint for speed",
     "prompt_cache_key": "a hint for routing to a cache; prefixes are found by their tokens",
     "reasoning_effort": "the models served here have no levels of effort",

@@ -6,7 +6,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
+from radixserve.api.tools import ToolUse
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
@@ -19,7 +21,9 @@ class Generation:
     """What the engine is asked for, checked: answers to each prompt, and how the caller wants them.
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
-    stream_options.include_usage and return_token_ids. priority: the field of that name.
+    stream_options.include_usage and return_token_ids. priority: the field of that name. tool_use: tools that the
+    answers may call. num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers
+    to each prompt begin with; empty unless that is wanted.
     """
 
     prompts: list[list[int]]
@@ -29,6 +33,9 @@ class Generation:
     includes_usage: bool
     returns_token_ids: bool
     priority: int = 0
+    tool_use: ToolUse | None = None
+    num_prompt_logprobs: int | None = None
+    echoes: tuple[Echo, ...] = ()
 
 
 class UsageCounter:

@@ -1,5 +1,7 @@
 """The messages of a request as token ids."""
 
+from typing import Any
+
 from radixserve.api.requests import ChatRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.messages import Message, template_messages
@@ -8,9 +10,15 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
-def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def encode_messages(
+    messages: list[Message],
+    options: ChatRequest | TokenizeRequest,
+    tokenizer: Tokenizer,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
     """Return the token ids of a conversation, open for the assistant's answer unless the options say otherwise.
 
+    tools: those that the model may call, as chat templates take them.
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.
     Raises InvalidRequest for messages and options that do not go together, or that the chat template refuses.
     """
@@ -29,6 +37,7 @@ def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequ
     try:
         return tokenizer.encode_chat(
             template_messages(messages),
+            tools=tools,
             add_generation_prompt=(
                 not continues if options.add_generation_prompt is None else options.add_generation_prompt
             ),
@@ -36,4 +45,6 @@ def encode_messages(messages: list[Message], options: ChatRequest | TokenizeRequ
             template_kwargs=template_kwargs,
         )
     except RecursionError:
-        raise InvalidRequest("messages or chat_template_kwargs are nested too deeply", param="messages") from None
+        raise InvalidRequest(
+            "messages, tools or chat_template_kwargs are nested too deeply", param="messages"
+        ) from None

@@ -14,6 +14,35 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+class ToolFunction(msgspec.Struct):
+    """A function that the model may call. parameters: a JSON schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool; functions are the only type that is taken."""
+
+    type: str
+    function: ToolFunction | None = None
+
+
+class FunctionName(msgspec.Struct):
+    """The function of a tool choice."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct):
+    """A choice of one tool."""
+
+    type: str
+    function: FunctionName | None = None
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What chat and completions have in common."""
 
@@ -34,16 +63,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -74,6 +111,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -7,6 +7,8 @@ from msgspec import UNSET, UnsetType
 
 from radixserve.protocol import FinishReason
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """cached_tokens: prompt tokens whose K/V were read from the cache and not computed for this request."""
@@ -44,27 +46,68 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """One entry for each token in every list. text_offset: characters of the answer before the token."""
+    """One entry for each token in every list; null at the first token of an echoed prompt.
+
+    text_offset: characters of the answer before the token.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function of a call, or a piece of it. arguments: JSON text."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class DeltaToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the call of this index; the first one has id, type and name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunction
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """What the model thought of one token at a position of the prompt. rank: 1 for the most likely one."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id: the prompt's own token, then the most likely ones. None for the first token, which nothing foretells.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The whole answer. content: null if there are calls alone."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
     """A piece of the answer."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -73,7 +116,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -84,7 +127,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
@@ -98,6 +141,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +160,7 @@ class ChatCompletion(AnswerHead, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(AnswerHead, frozen=True, kw_only=True):
@@ -125,6 +170,7 @@ class ChatChunk(AnswerHead, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(AnswerHead, frozen=True, kw_only=True):

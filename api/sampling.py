@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import msgspec
+
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
+from radixserve.api.tools import check_tools
 from radixserve.errors import InvalidRequest
+from radixserve.grammar import Grammar
 from radixserve.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -24,13 +28,14 @@ _SHARED_FIELDS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
+    "prompt_logprobs",
 )
 
 
-def chat_sampling_params(request: ChatRequest) -> SamplingParams:
+def chat_sampling_params(request: ChatRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a chat; max_tokens None means until the model ends or the context is full.
 
-    Raises InvalidRequest with the field as param.
+    grammar: what its answers have to follow. Raises InvalidRequest with the field as param.
     """
     logprobs: int | None = None
     if request.logprobs:
@@ -38,17 +43,26 @@ def chat_sampling_params(request: ChatRequest) -> SamplingParams:
     elif request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     _check_logprobs("top_logprobs", logprobs)
-    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs)
+    if request.echo:
+        raise InvalidRequest("echo is for completions; leave it out of a chat", param="echo")
+    return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs, grammar=grammar)
 
 
-def completion_sampling_params(request: CompletionRequest) -> SamplingParams:
+def completion_sampling_params(request: CompletionRequest, grammar: Grammar | None = None) -> SamplingParams:
     """Return the sampling settings of a completion. Raises InvalidRequest with the field as param."""
+    if check_tools(request.tools, request.tool_choice):
+        raise InvalidRequest("tools need the messages of /v1/chat/completions", param="tools")
     max_tokens = _max_tokens(request)
     if max_tokens is None:
         # A floor given by min_tokens says that more than the default is wanted.
         max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
-    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs)
+    params = _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs, grammar=grammar)
+    if request.echo and request.logprobs is not None:
+        # What is echoed has log-probabilities as the answer has.
+        most = max(request.logprobs, request.prompt_logprobs or 0)
+        return msgspec.structs.replace(params, prompt_logprobs=most)
+    return params
 
 
 def budget_field(request: GenerationRequest) -> str:
@@ -59,7 +73,10 @@ def budget_field(request: GenerationRequest) -> str:
 def _max_tokens(request: GenerationRequest) -> int | None:
     name = budget_field(request)
     budget: int | None = getattr(request, name)
-    if budget is not None and not 1 <= budget <= MAX_INTEGER:
+    tells_of_prompt = request.echo or request.prompt_logprobs is not None
+    if budget == 0 and not tells_of_prompt:
+        raise InvalidRequest(f"{name} may be 0 only beside echo or prompt_logprobs", param=name)
+    if budget is not None and not 0 <= budget <= MAX_INTEGER:
         raise InvalidRequest(f"{name} is {budget}; it must be from 1 to {MAX_INTEGER}", param=name)
     return budget
 
@@ -69,8 +86,9 @@ def _check_logprobs(name: str, value: int | None) -> None:
         raise InvalidRequest(f"{name} is {value}; it must be from 0 to {MAX_LOGPROBS}", param=name)
 
 
-def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    _check_tools(request)
+def _sampling_params(
+    request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
+) -> SamplingParams:
     given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
     stop = request.stop if request.stop is not None else ()
     params = SamplingParams(
@@ -78,21 +96,13 @@ def _sampling_params(request: GenerationRequest, *, max_tokens: int | None, logp
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        bad_words=tuple(request.bad_words or ()),
         logprobs=logprobs,
+        grammar=grammar,
     )
     if request.best_of is not None and request.best_of != params.n:
         raise InvalidRequest(
             f"best_of is {request.best_of}; only the value of n, {params.n} here, is supported", param="best_of"
         )
     return params
-
-
-def _check_tools(request: GenerationRequest) -> None:
-    """Refuse tools that the model might have to call; with tool_choice "none" they do not enter the prompt."""
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
-        raise InvalidRequest("tool_choice must be none, auto, required or a named tool", param="tool_choice")
-    if request.tools and choice != "none":
-        raise InvalidRequest('tools are not supported yet; leave them out or send tool_choice "none"', param="tools")
-    if not request.tools and choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice asks for a tool, but there are no tools", param="tool_choice")

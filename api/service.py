@@ -14,6 +14,7 @@ from starlette.requests import Request
 from radixserve.api.fields import FieldCheck
 from radixserve.api.metrics import Metrics
 from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import EngineUnavailable, ModelNotFound
 from radixserve.protocol import EngineReady
 from radixserve.version import __version__
@@ -38,6 +39,7 @@ class Service:
         self.engine = engine
         self.metrics = metrics
         self.field_check = FieldCheck()
+        self.grammars = GrammarCompiler(engine.tokenizer, engine.tokenizer.eos_token_ids)
         self.started_at = int(time.time())
         # Encoding a text takes a hundred times its size, so as many at once as can run, and not one for every caller.
         self._worker_places = anyio.CapacityLimiter(max(2, os.cpu_count() or 1))

@@ -10,6 +10,7 @@ from radixserve.api.prompts import check_token_ids
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
 from radixserve.api.service import Service, service_of
+from radixserve.api.tools import check_tools, template_tools
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import EngineReady
 
@@ -42,7 +43,8 @@ def _tokenize(body: bytes, service: Service, ready: EngineReady) -> bytes:
                 "add_special_tokens is for a prompt; the chat template writes those of messages",
                 param="add_special_tokens",
             )
-        token_ids = encode_messages(request.messages, request, tokenizer)
+        functions = check_tools(request.tools, request.tool_choice)
+        token_ids = encode_messages(request.messages, request, tokenizer, template_tools(functions))
     else:
         adds_special_tokens = request.add_special_tokens is not False
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=adds_special_tokens)

@@ -56,6 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key: Annotated[tuple[str, ...], _described("key that callers must send; tenant=KEY names a tenant")] = ()
     served_model_name: Annotated[str | None, _described("the model's id in the API")] = None
     chat_template: Annotated[str | None, _described("file with a Jinja chat template")] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes"], _described("how the model writes calls of tools; auto goes by its chat template")
+    ] = "auto"
     request_timeout: Annotated[float | None, _described("seconds after which a request is ended with 504")] = None
     shutdown_timeout: Annotated[float, _described("seconds that running requests get at shutdown")] = 30.0
     cors_origin: Annotated[tuple[str, ...], _described("web origin that may call the API, or *")] = ()

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.errors import InvalidRequest, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -70,11 +71,15 @@ class ControlReply(msgspec.Struct, frozen=True, tag="control_reply"):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one generated token: its own, and the most likely alternatives, best first."""
+    """Log-probabilities at one token: its own, and the most likely alternatives, best first.
+
+    rank: 1 for the most likely token of the vocabulary; equal ones in the order of their ids. None: not counted.
+    """
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +88,12 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     kind: FailureKind
     message: str
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: RequestError) -> "Failure":
+        """Return what tells the caller of an error that the engine met."""
+        kind: FailureKind = "invalid_request" if isinstance(error, InvalidRequest) else "internal_error"
+        return cls(kind, error.message, error.param)
 
 
 class BeamScore(msgspec.Struct, frozen=True, array_like=True):

@@ -35,14 +35,23 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "max_queued_requests",
         "request_timeout",
     ),
-    "server": ("host", "port", "served_model_name", "api_key", "cors_origin", "shutdown_timeout", "log_level"),
+    "server": (
+        "host",
+        "port",
+        "served_model_name",
+        "api_key",
+        "cors_origin",
+        "tool_call_parser",
+        "shutdown_timeout",
+        "log_level",
+    ),
 }
 # Commands, flags, and values of flags that are announced and do not work yet; an empty tuple: the whole of it.
 PLANNED: dict[str, tuple[str, ...]] = {
     "cache": (),
     "--quantization": (),
     "--kv-cache-dir": (),
-    "--tool-call-parser": (),
+    "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--enable-cache-introspection": (),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }

@@ -7,6 +7,7 @@ In this order, each for the slots that ask for it:
     frequency_penalty,    ids of the output: frequency times their count and, once for any count, presence
     presence_penalty      are subtracted
     suppressed ids        minus infinity
+    not allowed ids       minus infinity
 
 Counts are taken anew from the sequence at each step, so no state has to survive a preemption. All work is sparse: the
 cost is that of the ids touched, whatever the vocabulary, apart from one count per penalised slot.
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from radixserve.core.batch import SampleSlot
+from radixserve.sampling.token_mask import mask_tokens
 
 
 def apply_processors(logits: torch.Tensor, slots: Sequence[SampleSlot]) -> torch.Tensor:
@@ -27,8 +29,9 @@ def apply_processors(logits: torch.Tensor, slots: Sequence[SampleSlot]) -> torch
     """
     biased = [row for row, slot in enumerate(slots) if slot.params.logit_bias]
     penalised = [row for row, slot in enumerate(slots) if slot.params.has_penalties]
-    suppressed = [row for row, slot in enumerate(slots) if slot.suppressed_token_ids]
-    if not (biased or penalised or suppressed):
+    suppressed = [row for row, slot in enumerate(slots) if slot.suppressed_token_ids and slot.allowed_tokens is None]
+    constrained = [row for row, slot in enumerate(slots) if slot.allowed_tokens is not None]
+    if not (biased or penalised or suppressed or constrained):
         return logits
     logits = logits.clone()
     if biased:
@@ -37,6 +40,8 @@ def apply_processors(logits: torch.Tensor, slots: Sequence[SampleSlot]) -> torch
         _subtract_penalties(logits, slots, penalised)
     if suppressed:
         _suppress(logits, slots, suppressed)
+    if constrained:
+        mask_tokens(logits, slots, constrained)
     return logits
 
 

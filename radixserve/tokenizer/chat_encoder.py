@@ -19,6 +19,7 @@ import tokenizers
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.backend import encode_texts
 from radixserve.tokenizer.chat_template import ChatTemplate
+from radixserve.tokenizer.hermes import add_tools, is_hermes, with_call_objects, with_calls_as_text
 
 # Some models do not mark their turn borders as special. Others, such as <think>, belong in an assistant's message.
 _CONTROL_SHAPE = re.compile(r"<[|\uff5c].+[|\uff5c]>")
@@ -62,16 +63,21 @@ class ChatEncoder:
                 "continue_final_message and add_generation_prompt contradict each other; set one of them to false",
                 param="continue_final_message",
             )
+        template = self._template(tools is not None)
+        if template.reads_tool_calls:
+            messages = with_call_objects(messages)
         variables = self._protect(
             template_kwargs | {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         )
+        # After the protection: this is the template's part, and may write control tokens.
+        if not template.reads_tool_calls:
+            variables["messages"] = with_calls_as_text(variables["messages"])
+        if tools is not None and not template.reads_tools:
+            variables["messages"] = add_tools(variables["messages"], variables["tools"])
         end = _random_digits()
         if continue_final_message:
             _check_final_message(messages)
             variables["messages"][-1]["content"] += f"{end} "
-        template = self._templates["default"]
-        if tools is not None:
-            template = self._templates.get("tool_use", template)
         try:
             text = template.render(self._special_tokens | variables)
         except InvalidRequest as error:
@@ -81,6 +87,16 @@ class ChatEncoder:
         text = self._control_tokens.sub(lambda match: self._private_names[match[0]], text)
         text = self._stand_ins.restore(text)
         return encode_texts(self._private_backend, [text], add_special_tokens=False)[0]
+
+    @property
+    def asks_for_hermes_calls(self) -> bool:
+        """Whether prompts with tools show the model the hermes format: by the template, or else added to ChatML's."""
+        template = self._template(has_tools=True)
+        return is_hermes(template.source) if template.reads_tools else "<|im_start|>" in template.source
+
+    def _template(self, has_tools: bool) -> ChatTemplate:
+        default = self._templates["default"]
+        return self._templates.get("tool_use", default) if has_tools else default
 
     def _protect(self, variables: dict[str, Any]) -> dict[str, Any]:
         try:

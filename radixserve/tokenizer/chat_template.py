@@ -16,16 +16,27 @@ from radixserve.errors import ConfigError, InvalidRequest
 
 
 class ChatTemplate:
-    """One compiled template. Raises ConfigError, naming where it came from, if it is not valid Jinja."""
+    """One compiled template. Raises ConfigError, naming where it came from, if it is not valid Jinja.
+
+    reads_tools, reads_tool_calls: whether it writes the request's tools, and the calls of earlier answers.
+    """
 
     def __init__(self, source: str, *, origin: str) -> None:
+        self.source = source
         try:
-            self._template = _ENVIRONMENT.from_string(source)
+            tree = _ENVIRONMENT.parse(source)
+            self._template = _ENVIRONMENT.from_string(tree)
         except jinja2.TemplateError as error:
             line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ConfigError(
                 f"the chat template of {origin} is not valid Jinja{line}: {error}; give another with --chat-template"
             ) from error
+        self.reads_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
+        # message.tool_calls, message["tool_calls"], or "tool_calls" in message.
+        self.reads_tool_calls = any(
+            "tool_calls" in (getattr(node, "attr", None), getattr(node, "value", None))
+            for node in tree.find_all((nodes.Getattr, nodes.Const))
+        )
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Return the text of a conversation. Raises InvalidRequest if the template refuses or cannot handle it."""

@@ -48,7 +48,7 @@ class Message(msgspec.Struct):
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Return the messages as chat templates take them: content a string, call arguments an object.
+    """Return the messages as Tokenizer.encode_chat takes them: content a string, call arguments as they were given.
 
     The text parts of a list are joined with nothing in between. Raises InvalidRequest, with the index in the message,
     for an unknown role, content that is missing, and a part that is no text.
@@ -96,18 +96,8 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
 
 
 def _template_tool_call(call: ToolCall) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    function: dict[str, Any] = {"name": call.function.name, "arguments": call.function.arguments or {}}
     rendered: dict[str, Any] = {"type": "function", "function": function}
     if call.id is not None:
         rendered["id"] = call.id
     return rendered
-
-
-def _arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Parse arguments that are a JSON object, as templates print them as JSON; leave any other text as it is."""
-    if isinstance(arguments, str):
-        try:
-            return msgspec.json.decode(arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            return arguments
-    return arguments or {}

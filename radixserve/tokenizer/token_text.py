@@ -8,6 +8,7 @@ the text of all tokens at once, at a constant cost a token.
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ _UNFINISHED_TOKENS = 3
 
 
 class TokenText:
-    """The bytes that each token of a vocabulary stands for.
+    """The bytes that each token of a vocabulary stands for. special_ids: those that are no part of a text.
 
     Raises ModelLoadError if the tokenizer's decoder is neither byte-level nor SentencePiece-like.
     """
@@ -32,7 +33,7 @@ class TokenText:
         self._added = {
             token_id: token.content.encode() for token_id, token in backend.get_added_tokens_decoder().items()
         }
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._is_byte_level = False
@@ -56,7 +57,12 @@ class TokenText:
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> "DecodeStream":
         """Return a decoder of the tokens that follow prompt_token_ids."""
-        return DecodeStream(self, prompt_token_ids, self._special_ids if skip_special_tokens else frozenset())
+        return DecodeStream(self, prompt_token_ids, self.special_ids if skip_special_tokens else frozenset())
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of special tokens."""
+        return frozenset(self._added[token_id].decode() for token_id in self.special_ids)
 
     @property
     def strips_first_space(self) -> bool:
@@ -64,7 +70,7 @@ class TokenText:
         return self._strips_first_space
 
     def _read_token(self, token_id: int) -> bytes:
-        if token_id in self._special_ids:
+        if token_id in self.special_ids:
             return self._added[token_id]
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
@@ -115,6 +121,13 @@ class DecodeStream:
         self._is_at_start = text.strips_first_space and not tail
         # A prompt of token ids may end inside a character, which the answer then completes.
         self._utf8.decode(b"".join(reversed(tail)))
+
+    def fork(self) -> "DecodeStream":
+        """Return a decoder in the same state, for other tokens that follow the same ones."""
+        other = copy(self)
+        other._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        other._utf8.setstate(self._utf8.getstate())
+        return other
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these tokens complete."""

@@ -16,7 +16,8 @@ from radixserve.tokenizer.token_text import DecodeStream, TokenText
 class Tokenizer:
     """Encodes text and conversations, decodes tokens. Safe to use from several threads.
 
-    vocab_size: ids below it decode. eos_token_ids: every id that ends an answer.
+    vocab_size: ids below it decode. eos_token_ids: every id that ends an answer. special_token_ids: those that are no
+    part of a text.
     """
 
     def __init__(self, source: TokenizerSource, templates: dict[str, ChatTemplate]) -> None:
@@ -26,6 +27,7 @@ class Tokenizer:
         self.vocab_size = 1 + max(source.backend.get_vocab().values(), default=-1)
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids
+        self.special_token_ids = self._text.special_ids
 
     @classmethod
     def load(cls, path: Path, *, chat_template: Path | None = None) -> "Tokenizer":
@@ -46,6 +48,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether encode_chat works."""
         return self._chat_encoder is not None
+
+    @property
+    def asks_for_hermes_calls(self) -> bool:
+        """Whether prompts with tools, as encode_chat writes them, ask for calls in the hermes format."""
+        return self._chat_encoder is not None and self._chat_encoder.asks_for_hermes_calls
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """What the special tokens spell out as, if they are not skipped."""
+        return self._text.special_texts
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of text. The GIL is released meanwhile, so a worker thread can run it."""
@@ -69,7 +81,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation as the chat template writes it.
 
-        Control tokens come from the template only: their strings in messages and tools stay text.
+        Control tokens come from the template only: their strings in messages and tools stay text. Tools and calls that
+        the template does not write are put into the messages, in the hermes format.
         continue_final_message: leave the last message, the assistant's, open. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """

@@ -136,13 +136,6 @@ def test_a_boolean_is_not_the_neutral_number_nor_the_other_way_round(name: str, 
     assert refused(json.dumps({name: value})).param == name
 
 
-@pytest.mark.parametrize(
-    "value", ["json", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "schema": {}}]
-)
-def test_api_11_a_response_format_other_than_text_is_refused(value: object) -> None:
-    assert refused(json.dumps({"response_format": value})).param == "response_format"
-
-
 def test_api_10_harmless_and_unknown_fields_change_nothing() -> None:
     extras = dict.fromkeys(NO_OP_FIELDS, "x") | {"made_up": [1, {"a": None}]}
     assert decode(json.dumps({"prompt": "a", **extras})) == CompletionRequest(prompt="a")

@@ -177,7 +177,7 @@ async def test_api_10_harmless_extras_change_nothing(client: httpx.AsyncClient) 
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "response_format", "use_beam_search", "tools"])
+@pytest.mark.parametrize("field", ["audio", "modalities", "functions", "guided_json", "use_beam_search", "tools"])
 async def test_api_10_a_field_that_would_change_the_answer_is_refused(client: httpx.AsyncClient, field: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], field: True if field == "use_beam_search" else ["audio"]}
     error = await refusal(client, CHAT, body)

@@ -57,11 +57,7 @@ def test_a_text_part_without_text_is_refused() -> None:
 @pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}, {"content": []}])
 def test_api_2_content_may_be_missing_beside_tool_calls(content: dict[str, Any]) -> None:
     assert normalised({"role": "assistant", "tool_calls": [CALL], **content}) == [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, None]}}}],
-        }
+        {"role": "assistant", "content": "", "tool_calls": [CALL]}
     ]
 
 
@@ -83,14 +79,10 @@ def test_only_an_assistant_calls_tools() -> None:
         normalised({"role": "user", "content": "a", "tool_calls": [CALL]})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [("", ""), ("{", "{"), ("[1]", "[1]"), (None, {}), ({"a": 1}, {"a": 1}), ('{"a":1}', {"a": 1})],
-)
-def test_call_arguments_are_parsed_where_they_are_an_object(arguments: Any, expected: Any) -> None:
-    call = {"function": {"name": "f", "arguments": arguments}}
-    [message] = normalised({"role": "assistant", "tool_calls": [call]})
-    assert message["tool_calls"][0]["function"]["arguments"] == expected
+@pytest.mark.parametrize("arguments", ["", None, {}])
+def test_a_call_without_arguments_has_none(arguments: Any) -> None:
+    [message] = normalised({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]})
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
 def test_a_developer_speaks_as_the_system() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from radixserve.api.requests import ChatRequest, CompletionRequest
+from radixserve.api.requests import ChatRequest, CompletionRequest, Tool, ToolFunction
 from radixserve.api.sampling import chat_sampling_params, completion_sampling_params
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import SamplingParams
@@ -41,9 +41,16 @@ def test_every_setting_arrives() -> None:
         "include_stop_str_in_output": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "prompt_logprobs": 4,
     }
-    lists = {"stop": ["a", "b"], "stop_token_ids": [4, 5]}
-    expected = SamplingParams(**settings, stop=("a", "b"), stop_token_ids=(4, 5))
+    lists: dict[str, Any] = {
+        "stop": ["a", "b"],
+        "stop_token_ids": [4, 5],
+        "bad_words": ["c", "d"],
+        "allowed_token_ids": [6],
+    }
+    as_tuples = {name: tuple(values) for name, values in lists.items()}
+    expected = SamplingParams(**settings, **as_tuples)
     assert chat(**settings, **lists) == expected
     assert completion(**settings, **lists) == expected
 
@@ -147,16 +154,9 @@ def test_completion_logprobs() -> None:
     assert refused_field(completion, logprobs=-1) == "logprobs"
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "required", {"type": "function", "function": {"name": "f"}}])
-def test_tools_that_might_be_called_are_refused(choice: Any) -> None:
-    assert refused_field(chat, tools=[{"type": "function"}], tool_choice=choice) == "tools"
-
-
-def test_tools_that_may_not_be_called_are_taken() -> None:
-    assert chat(tools=[{"type": "function"}], tool_choice="none") == chat()
-    assert chat(tools=[], tool_choice="auto") == chat()
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}, "sometimes", 5])
-def test_tc_4_a_choice_without_tools_is_refused(choice: Any) -> None:
-    assert refused_field(chat, tool_choice=choice) == "tool_choice"
+def test_a_completion_has_no_tools() -> None:
+    tool = Tool("function", ToolFunction("f"))
+    assert refused_field(completion, tools=[tool]) == "tools"
+    assert completion(tools=[tool], tool_choice="none") == completion()
+    assert completion(tools=[], tool_choice="auto") == completion()
+    assert refused_field(completion, tool_choice="required") == "tool_choice"

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "api_key": ("t=k", ("t=k",)),
     "served_model_name": ("name", "name"),
     "chat_template": ("t.jinja", "t.jinja"),
+    "tool_call_parser": ("hermes", "hermes"),
     "request_timeout": ("1.5", 1.5),
     "shutdown_timeout": ("4", 4.0),
     "cors_origin": ("*", ("*",)),

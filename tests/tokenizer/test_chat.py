@@ -41,7 +41,7 @@ CHATML = """\
         {{- '<|im_start|>assistant\\n' + content }}
         {%- for tool_call in message.tool_calls or [] %}
             {{- '\\n<tool_call>\\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
-            {{- tool_call.function.arguments + '}\\n</tool_call>' }}
+            {{- (tool_call.function.arguments | tojson) + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- else %}
@@ -275,7 +275,7 @@ def test_tools_and_template_arguments_equal_transformers(tmp_path: Path) -> None
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "é"}'}}],
+            "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "é"}}}],
         },
         {"role": "tool", "content": "sunny & <warm>"},
     ]
