@@ -72,11 +72,10 @@ class KVCache:
         """
         return self._find(sequence, sequence.num_reusable_tokens)
 
-    def num_blocks_taken(self, sequence: Sequence, match: Match) -> int:
-        """How many of num_available_blocks a sequence takes, with all its tokens, if it starts from a match."""
+    def num_blocks_in_use(self, match: Match) -> int:
+        """How many of a match's full blocks a sequence holds; the rest is among num_available_blocks."""
         # Whoever holds a block holds those above it, so the held ones come first.
-        num_held = bisect_left(match.block_ids, True, key=self._pool.is_cached)
-        return self._num_blocks_for(sequence.num_tokens) - num_held
+        return bisect_left(match.block_ids, True, key=self._pool.is_cached)
 
     def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.

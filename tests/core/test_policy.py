@@ -8,6 +8,7 @@ import pytest
 
 from radixserve.config import SchedulePolicy
 from radixserve.core.policy import ROUND_SIZE
+from radixserve.core.sequence import Request, SequenceStatus
 from tests.core.scheduling import BLOCK_SIZE as B
 from tests.core.scheduling import Scheduling, own
 
@@ -182,15 +183,58 @@ def test_a_better_priority_takes_over_the_prefix_that_a_worse_one_computes() -> 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_prompt_in_chunks_keeps_its_room_whoever_comes(policy: SchedulePolicy) -> None:
+def test_nobody_takes_the_room_of_a_prompt_in_chunks(policy: SchedulePolicy) -> None:
     scheduling = Scheduling(num_blocks=12, max_num_batched_tokens=B, schedule_policy=policy)
-    long = scheduling.add(own(0, 10 * B))
-    for number in range(60):
+    long = scheduling.add(own(0, 9 * B))
+    for number in range(9):
+        assert not long.is_finished
+        scheduling.add(own(1 + number, 1), max_tokens=8 * B)
         scheduling.step()
-        if not long.is_finished:
-            scheduling.add(own(1 + number, 1), max_tokens=8 * B)
     assert long.is_finished
-    assert scheduling.scheduler.num_preemptions == 0 or long.sequences[0].num_tokens == 10 * B + 1
+    assert scheduling.scheduler.num_preemptions == 0
+    scheduling.run()
+
+
+def test_who_hits_blocks_that_others_may_need_waits_for_room() -> None:
+    scheduling = Scheduling(num_blocks=7)
+    warm = own(0, 4 * B)
+    scheduling.add(warm)
+    scheduling.run()
+    scheduling.add(own(1, B), max_tokens=3 * B)
+    scheduling.step()
+    # It needs one block more than it hits, and one is free; but what it hits is room that the other one will need.
+    scheduling.add([*warm, *own(2, 3)], max_tokens=6)
+    scheduling.run()
+    assert scheduling.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_next_round_waits_for_who_waits_for_a_prefix(policy: SchedulePolicy) -> None:
+    scheduling = Scheduling(schedule_policy=policy)
+    for number in range(ROUND_SIZE - 2):
+        scheduling.add(own(number, 1))
+    scheduling.run()
+    prefix = own(100, 3 * B)
+    writer, waits, later = (scheduling.add(prompt) for prompt in ([*prefix, 1], [*prefix, 2], own(101, 1)))
+    scheduling.step()
+    assert (writer.has_started, waits.has_started, later.has_started) == (True, False, False)
+    scheduling.step()
+    assert waits.has_started
+    scheduling.run()
+    assert scheduling.scheduler.num_overtakes == 0
+
+
+def test_an_answer_advances_beside_the_prompt_in_chunks_of_an_earlier_request() -> None:
+    scheduling = Scheduling(max_num_batched_tokens=B)
+    warm = own(0, 2 * B)
+    scheduling.add(warm)
+    scheduling.run()
+    long = scheduling.add(own(1, 8 * B))
+    overtaking = scheduling.add([*warm, *own(2, 1)], max_tokens=8)
+    for num_tokens in range(1, 9):
+        scheduling.step()
+        assert overtaking.sequences[0].num_output_tokens == num_tokens
+    assert not long.is_finished
     scheduling.run()
 
 
@@ -216,3 +260,40 @@ def test_sc_1_answers_of_one_request_that_do_not_fit_together_end_one_after_the_
     scheduling.run(max_steps=8 * 4 * B)
     assert scheduling.scheduler.num_preemptions > 0
     assert [sequence.num_output_tokens for sequence in request.sequences] == [4 * B - 1] * 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_in_rank_always_advances_so_every_mix_ends(policy: SchedulePolicy, seed: int) -> None:
+    rng = random.Random(seed)
+    scheduling = Scheduling(num_blocks=9, max_num_seqs=5, max_num_batched_tokens=7, schedule_policy=policy)
+
+    num_checked = 0
+
+    def rank(request: Request) -> tuple[int, int]:
+        return (request.priority if policy == "priority" else 0, request.arrival)
+
+    for number in range(400):
+        if number < 120:
+            prompt = own(rng.randrange(3), B * rng.randrange(4)) + own(10 + number, rng.randint(1, 3 * B))
+            params = {"max_tokens": rng.randint(1, 2 * B), "n": rng.choice([1, 1, 5])}
+            scheduling.add(prompt, priority=rng.randrange(3), **params)
+            if rng.random() < 0.1:
+                scheduling.scheduler.end(rng.choice(scheduling.requests))
+        unfinished = [request for request in scheduling.requests if not request.is_finished]
+        first = min((request for request in unfinished if request.has_started), key=rank, default=None)
+        is_first_of_all = first is not None and not any(rank(other)[0] < rank(first)[0] for other in unfinished)
+        before = progress(first) if first is not None else (0, 0)
+        scheduling.step()
+        if first is not None and is_first_of_all and before[1] > 0:
+            num_checked += 1
+            assert progress(first) > before
+    scheduling.run(20_000)
+    assert num_checked > 100
+    assert scheduling.scheduler.num_preemptions > 0
+
+
+def progress(request: Request) -> tuple[int, int]:
+    """How many answers of a request have ended, and how many tokens of the next one are computed."""
+    unfinished = [sequence for sequence in request.sequences if sequence.status is not SequenceStatus.FINISHED]
+    return len(request.sequences) - len(unfinished), unfinished[0].num_computed_tokens if unfinished else 0
