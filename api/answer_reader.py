@@ -5,7 +5,7 @@ import re
 from msgspec import UNSET, UnsetType
 
 from radixserve.api.responses import CalledFunction, ChatDelta, ChatMessage, DeltaToolCall, MessageToolCall
-from radixserve.api.tool_parser import HermesParser, ParsedText
+from radixserve.api.tool_parser import CallDelta, HermesParser, ParsedText
 from radixserve.api.tools import ToolUse
 from radixserve.protocol import FinishReason
 from radixserve.tokenizer.hermes import CALL_BEGIN, CALL_END
@@ -57,7 +57,10 @@ class AnswerReader:
 
 def whole_message(parsed: ParsedText) -> ChatMessage:
     """Return what was read of a whole answer."""
-    calls = [MessageToolCall(call.id or "", CalledFunction(call.arguments, call.name or "")) for call in parsed.calls]
+    calls = [
+        MessageToolCall(id=call.id or "", function=CalledFunction(name=call.name or "", arguments=call.arguments))
+        for call in parsed.calls
+    ]
     return ChatMessage(
         "assistant", content=parsed.content or (None if calls else ""), tool_calls=calls if calls else UNSET
     )
@@ -71,13 +74,12 @@ def chunk_delta(parsed: ParsedText, reader: AnswerReader, *, is_first: bool) -> 
     elif content is UNSET and is_first:
         # As long as calls may be all that there is, the content is null.
         content = None if reader.may_call else ""
-    calls = [
-        DeltaToolCall(
-            call.index,
-            CalledFunction(call.arguments, UNSET if call.name is None else call.name),
-            id=UNSET if call.id is None else call.id,
-            type=UNSET if call.id is None else "function",
-        )
-        for call in parsed.calls
-    ]
+    calls = [_delta_call(call) for call in parsed.calls]
     return ChatDelta(role="assistant" if is_first else UNSET, content=content, tool_calls=calls if calls else UNSET)
+
+
+def _delta_call(call: CallDelta) -> DeltaToolCall:
+    if call.id is None or call.name is None:
+        return DeltaToolCall(index=call.index, function=CalledFunction(arguments=call.arguments))
+    function = CalledFunction(name=call.name, arguments=call.arguments)
+    return DeltaToolCall(index=call.index, id=call.id, type="function", function=function)

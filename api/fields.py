@@ -22,15 +22,12 @@ class UnsupportedField:
 
 # null is always neutral.
 UNSUPPORTED_FIELDS = {
-    "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
     "audio": UnsupportedField("asks for sound"),
-    "bad_words": UnsupportedField("bans words from the answer", ([],)),
     "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),
     "documents": UnsupportedField("adds documents to the prompt", ([],)),
     "early_stopping": UnsupportedField("ends a beam search early", (False,)),
-    "echo": UnsupportedField("repeats the prompt in the answer", (False,)),
     "function_call": UnsupportedField("chooses a function", ("none", "auto")),
     "functions": UnsupportedField("offers functions to the model", ([],)),
     "guided_choice": UnsupportedField("limits the answer to choices, as structured_outputs.choice does"),
@@ -41,10 +38,8 @@ UNSUPPORTED_FIELDS = {
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
     "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
     "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
-    "prompt_logprobs": UnsupportedField("asks for log-probabilities of the prompt"),
     "session_id": UnsupportedField("ties requests to a session"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
-    "truncate_prompt_tokens": UnsupportedField("cuts the prompt"),
     "use_beam_search": UnsupportedField("asks for beam search", (False,)),
     "web_search_options": UnsupportedField("asks for a web search"),
 }

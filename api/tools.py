@@ -66,13 +66,15 @@ def read_tool_use(request: GenerationRequest) -> ToolUse | None:
     for name in ("response_format", "structured_outputs"):
         if getattr(request, name) not in (None, {"type": "text"}):
             raise InvalidRequest(f"{name} is not supported together with tools; leave one of them out", param=name)
-    choice = request.tool_choice
-    only = _named_tool(choice)
+    only = _named_tool(request.tool_choice)
+    is_required = only is not None or request.tool_choice == "required"
+    # Where nothing but calls is allowed, a weak model repeats one until it is cut off, so several have to be asked for.
+    is_parallel = not is_required if request.parallel_tool_calls is None else request.parallel_tool_calls
     return ToolUse(
         functions,
-        is_required=only is not None or choice == "required",
+        is_required=is_required,
         only=only,
-        max_calls=1 if only is not None or request.parallel_tool_calls is False else None,
+        max_calls=None if is_parallel and only is None else 1,
         skips_special_tokens=request.skip_special_tokens is not False,
     )
 

@@ -1,18 +1,21 @@
 """Tools are checked before anything is computed."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 
+from radixserve.api.answer_reader import AnswerReader
 from radixserve.api.requests import ChatRequest
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.byte_tokenizer import END
+from tests.byte_tokenizer import END, write_byte_tokenizer
 
 F = {"type": "function", "function": {"name": "f"}}
 G = {"type": "function", "function": {"name": "g"}}
@@ -152,6 +155,15 @@ def accepts(tokenizer: Tokenizer, params: SamplingParams, text: str) -> bool:
     return True
 
 
+def load_tagged_tokenizer(directory: Path) -> Tokenizer:
+    """The byte tokenizer, with a special token for each tag of a call."""
+    file = write_byte_tokenizer(directory) / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.add_special_tokens(["<tool_call>", "</tool_call>"])
+    backend.save(str(file))
+    return Tokenizer.load(directory)
+
+
 def call(arguments: str, name: str = "f") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
@@ -177,7 +189,7 @@ def test_a_call_that_must_be_made_has_the_arguments_of_its_schema_in_the_models_
 
 
 def test_a_required_call_is_of_any_tool_and_may_be_followed_by_others(tokenizer: Tokenizer) -> None:
-    params = params_of(tokenizer, tools=[F, G], tool_choice="required")
+    params = params_of(tokenizer, tools=[F, G], tool_choice="required", parallel_tool_calls=True)
     assert accepts(tokenizer, params, call("{}", "g"))
     assert accepts(tokenizer, params, call("{}") + "\n" + call("{}", "g"))
     assert not accepts(tokenizer, params, call("{}", "h"))
@@ -187,7 +199,12 @@ def test_a_required_call_is_of_any_tool_and_may_be_followed_by_others(tokenizer:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tool_choice": "required", "parallel_tool_calls": False}, {"tool_choice": CHOOSE_F}]
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": CHOOSE_F, "parallel_tool_calls": True},
+    ],
 )
 def test_tc_3_an_answer_of_one_call_has_no_second(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     params = params_of(tokenizer, tools=[F], **fields)
@@ -208,3 +225,26 @@ def test_a_free_object_and_one_with_other_properties_stay_so(tokenizer: Tokenize
     open_object = params_of(tokenizer, tools=[tool(parameters=schema)], tool_choice="required")
     assert accepts(tokenizer, open_object, call('{"a": 1, "x": null}'))
     assert not accepts(tokenizer, open_object, call('{"a": 1, "x": 2}'))
+
+
+def test_tags_that_are_special_tokens_are_so_in_the_grammar_and_in_the_answers_text(tmp_path: Path) -> None:
+    tokenizer = load_tagged_tokenizer(tmp_path)
+    begin, end = (tokenizer.encode(tag)[0] for tag in ("<tool_call>", "</tool_call>"))
+    auto = params_of(tokenizer, tools=[F])
+    assert (auto.skip_special_tokens, auto.grammar) == (False, None)
+    named = params_of(tokenizer, tools=[F], tool_choice=CHOOSE_F)
+    assert named.grammar is not None
+    constraint = grammars_of(tokenizer).compile(named.grammar)
+    body = b'\n{"name": "f", "arguments": {}}\n'
+    for token_id in [begin, *body, end]:
+        assert constraint.allowed_tokens()[token_id // 8] >> token_id % 8 & 1
+        constraint.accept(token_id)
+    assert constraint.is_complete
+
+
+@pytest.mark.parametrize("skips", [None, True, False])
+def test_other_special_tokens_stay_hidden_unless_they_are_asked_for(tmp_path: Path, skips: bool | None) -> None:
+    reader = AnswerReader(use_of(tools=[F], skip_special_tokens=skips), load_tagged_tokenizer(tmp_path))
+    parsed = reader.read("a<|pad|>b" + call("{}"), "stop")
+    assert parsed.content == ("a<|pad|>b" if skips is False else "ab")
+    assert [delta.arguments for delta in parsed.calls] == ["{}"]
