@@ -82,15 +82,15 @@ class PagedRows:
 def make_rows(shape: Shape, rows: Sequence[tuple[int, int]], seed: int = 0) -> PagedRows:
     """Lay rows (query length, context length) out over shuffled blocks.
 
-    Slots behind a context, and the one block that pads the tables, hold NaN.
+    Slots behind a context hold NaN, and so does all of block 0, which pads the tables.
     """
     source, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     counts = [-(-context // shape.block_size) for _, context in rows]
-    blocks = list(range(sum(counts) + 1))
+    blocks = list(range(1, sum(counts) + 1))
     source.shuffle(blocks)
-    cache_shape = (len(blocks), shape.num_kv_heads, shape.block_size, shape.head_dim)
+    cache_shape = (len(blocks) + 1, shape.num_kv_heads, shape.block_size, shape.head_dim)
     key_cache, value_cache = torch.full((2, *cache_shape), torch.nan, dtype=shape.dtype)
-    block_tables = torch.full((len(rows), max(*counts, 1)), blocks.pop())
+    block_tables = torch.zeros(len(rows), max(*counts, 1), dtype=torch.int64)
     for row, (_, context) in enumerate(rows):
         for index in range(counts[row]):
             block_tables[row, index] = block = blocks.pop()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.start import start_engine
@@ -37,11 +38,12 @@ class Engine:
         assert started.ready.attention_backend == backend
         self.core = started.core
 
-    def ask(self, *requests: tuple[Sequence[int], SamplingParams]) -> list[GenerationResult]:
+    def ask(self, *requests: tuple[Sequence[int], SamplingParams | BeamSearchParams]) -> list[GenerationResult]:
         """Answer requests that run side by side."""
         results = {}
         for index, (prompt, params) in enumerate(requests):
-            results[str(index)] = GenerationResult.empty(list(prompt), params.n)
+            num_answers = params.num_returned if isinstance(params, BeamSearchParams) else params.n
+            results[str(index)] = GenerationResult.empty(list(prompt), num_answers)
             self.core.add(AddRequest(str(index), array("i", prompt).tobytes(), params, b""))
         while self.core.has_work:
             for delta in self.core.step().deltas:
@@ -90,6 +92,18 @@ def test_answers_that_fork_from_one_prompt(model: Path) -> None:
     answers = {backend: tokens(Engine(model, backend).ask((prompt(7, 21), params))) for backend in BACKENDS}
     assert len({tuple(answer) for answer in answers["torch"]}) == 3
     assert answers["triton"] == answers["torch"]
+
+
+def test_beams_that_share_and_copy_blocks(model: Path) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    answers, memory = {}, {}
+    for backend in BACKENDS:
+        engine = Engine(model, backend)
+        answers[backend] = tokens(engine.ask((prompt(11, 21), params)))
+        memory[backend] = engine.core.stats().cache
+    assert len(answers["torch"]) == 3
+    assert answers["triton"] == answers["torch"]
+    assert memory["triton"] == memory["torch"]
 
 
 def test_a_pool_that_is_too_small_for_all_at_once(model: Path) -> None:
