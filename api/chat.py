@@ -1,18 +1,18 @@
 """POST /v1/chat/completions."""
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
 from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
-from radixserve.api.logprobs import chat_logprobs
+from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
-from radixserve.api.prompts import BudgetFields, fit_budget
+from radixserve.api.prompts import BudgetFields, fit_budget, truncate
 from radixserve.api.records import record_of
 from radixserve.api.requests import ChatRequest
 from radixserve.api.responses import (
@@ -21,6 +21,7 @@ from radixserve.api.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
+    PromptLogprobs,
     Usage,
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params
@@ -60,6 +61,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     prompt = encode_messages(request.messages, request, tokenizer, tools)
     if not prompt:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+    prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
         prompts=[prompt],
@@ -70,6 +72,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         returns_token_ids=request.return_token_ids or False,
         priority=request.priority or 0,
         tool_use=tool_use,
+        num_prompt_logprobs=request.prompt_logprobs,
     )
 
 
@@ -108,6 +111,7 @@ class ChatFormat:
                 choices=[choice],
                 usage=None if self._generation.includes_usage else UNSET,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
+                prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
             )
         )
 
@@ -124,6 +128,7 @@ class ChatFormat:
                 choices=[self._choice(answer) for answer in answers],
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
+                prompt_logprobs=self._prompt_logprobs(answers[0].prompt_logprobs),
             )
         )
 
@@ -141,6 +146,10 @@ class ChatFormat:
 
     def _new_reader(self) -> AnswerReader:
         return AnswerReader(self._generation.tool_use, self._tokenizer)
+
+    def _prompt_logprobs(self, entries: list[TokenLogprobs | None] | None) -> PromptLogprobs | UnsetType:
+        count = self._generation.num_prompt_logprobs
+        return UNSET if entries is None or count is None else prompt_logprobs(entries, count, self._tokenizer)
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         if self._generation.params.logprobs is None:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.engine.async_engine import AsyncEngine
@@ -21,7 +22,8 @@ class Generation:
 
     namespace: see radixserve.core.namespace. is_streamed, includes_usage, returns_token_ids: the fields stream,
     stream_options.include_usage and return_token_ids. priority: the field of that name. tool_use: tools that the
-    answers may call.
+    answers may call. num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers
+    to each prompt begin with; empty unless that is wanted.
     """
 
     prompts: list[list[int]]
@@ -32,6 +34,8 @@ class Generation:
     returns_token_ids: bool
     priority: int = 0
     tool_use: ToolUse | None = None
+    num_prompt_logprobs: int | None = None
+    echoes: tuple[Echo, ...] = ()
 
 
 class UsageCounter:

@@ -64,6 +64,24 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, vocab_size: int)
     return encoded
 
 
+def truncate(token_ids: list[int], num_kept: int | None, max_model_len: int, budget: int | None) -> list[int]:
+    """Return the last num_kept tokens of a prompt; all for None. -1: as many as leave room for the budget.
+
+    Raises InvalidRequest for another number below 1.
+    """
+    if num_kept is None:
+        return token_ids
+    if num_kept == -1:
+        # A budget that leaves no room at all is refused later.
+        num_kept = max(max_model_len - (budget or 1), 1)
+    if num_kept < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {num_kept}; it must be at least 1, or -1 for what the context leaves room for",
+            param="truncate_prompt_tokens",
+        )
+    return token_ids[-num_kept:]
+
+
 def check_token_ids(token_ids: list[int], path: str, vocab_size: int) -> None:
     """Raise InvalidRequest, naming the first one, for ids outside the vocabulary."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):

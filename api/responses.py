@@ -46,11 +46,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """One entry for each token in every list. text_offset: characters of the answer before the token."""
+    """One entry for each token in every list; null at the first token of an echoed prompt.
+
+    text_offset: characters of the answer before the token.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -76,6 +79,18 @@ class DeltaToolCall(msgspec.Struct, frozen=True, kw_only=True):
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     function: CalledFunction
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """What the model thought of one token at a position of the prompt. rank: 1 for the most likely one."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id: the prompt's own token, then the most likely ones. None for the first token, which nothing foretells.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -126,6 +141,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +160,7 @@ class ChatCompletion(AnswerHead, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(AnswerHead, frozen=True, kw_only=True):
@@ -153,6 +170,7 @@ class ChatChunk(AnswerHead, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(AnswerHead, frozen=True, kw_only=True):

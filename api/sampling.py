@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from radixserve.api.requests import ChatRequest, CompletionRequest, GenerationRequest
 from radixserve.api.tools import check_tools
 from radixserve.errors import InvalidRequest
@@ -26,6 +28,7 @@ _SHARED_FIELDS = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
+    "prompt_logprobs",
 )
 
 
@@ -40,6 +43,8 @@ def chat_sampling_params(request: ChatRequest, grammar: Grammar | None = None) -
     elif request.top_logprobs is not None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     _check_logprobs("top_logprobs", logprobs)
+    if request.echo:
+        raise InvalidRequest("echo is for completions; leave it out of a chat", param="echo")
     return _sampling_params(request, max_tokens=_max_tokens(request), logprobs=logprobs, grammar=grammar)
 
 
@@ -52,7 +57,12 @@ def completion_sampling_params(request: CompletionRequest, grammar: Grammar | No
         # A floor given by min_tokens says that more than the default is wanted.
         max_tokens = min(max(DEFAULT_COMPLETION_TOKENS, request.min_tokens or 0), MAX_INTEGER)
     _check_logprobs("logprobs", request.logprobs)
-    return _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs, grammar=grammar)
+    params = _sampling_params(request, max_tokens=max_tokens, logprobs=request.logprobs, grammar=grammar)
+    if request.echo and request.logprobs is not None:
+        # What is echoed has log-probabilities as the answer has.
+        most = max(request.logprobs, request.prompt_logprobs or 0)
+        return msgspec.structs.replace(params, prompt_logprobs=most)
+    return params
 
 
 def budget_field(request: GenerationRequest) -> str:
@@ -63,7 +73,10 @@ def budget_field(request: GenerationRequest) -> str:
 def _max_tokens(request: GenerationRequest) -> int | None:
     name = budget_field(request)
     budget: int | None = getattr(request, name)
-    if budget is not None and not 1 <= budget <= MAX_INTEGER:
+    tells_of_prompt = request.echo or request.prompt_logprobs is not None
+    if budget == 0 and not tells_of_prompt:
+        raise InvalidRequest(f"{name} may be 0 only beside echo or prompt_logprobs", param=name)
+    if budget is not None and not 0 <= budget <= MAX_INTEGER:
         raise InvalidRequest(f"{name} is {budget}; it must be from 1 to {MAX_INTEGER}", param=name)
     return budget
 
@@ -83,6 +96,7 @@ def _sampling_params(
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        bad_words=tuple(request.bad_words or ()),
         logprobs=logprobs,
         grammar=grammar,
     )

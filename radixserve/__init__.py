@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.errors import RadixServeError
 from radixserve.sampling_params import SamplingParams
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from radixserve.engine.async_engine import AsyncEngine
     from radixserve.llm import LLM
 
-__all__ = ["LLM", "AsyncEngine", "EngineConfig", "RadixServeError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "EngineConfig", "RadixServeError", "SamplingParams", "BeamSearchParams", "__version__"]
 
 # Imported at first use: whoever needs only the settings, the API process for one, must not load torch.
 _LAZY = {"LLM": "radixserve.llm", "AsyncEngine": "radixserve.engine.async_engine"}

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from radixserve.errors import InvalidRequest
-from radixserve.sampling_params import SamplingParams, check_integer, check_number, check_types
+from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer, check_number, check_types
 
 MAX_BEAM_WIDTH = 128
 MAX_LENGTH_PENALTY = 100.0
@@ -47,6 +47,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"n is {self.n}; a beam search of beam_width {self.beam_width} returns 1 to {self.beam_width}",
                 param="n",
             )
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
         check_number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         self.sampling_params()
 

@@ -71,11 +71,15 @@ class ControlReply(msgspec.Struct, frozen=True, tag="control_reply"):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one generated token: its own, and the most likely alternatives, best first."""
+    """Log-probabilities at one token: its own, and the most likely alternatives, best first.
+
+    rank: 1 for the most likely token of the vocabulary; equal ones in the order of their ids. None: not counted.
+    """
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

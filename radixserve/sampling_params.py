@@ -14,6 +14,7 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
 # The largest number that a message to the engine process holds.
 MAX_INTEGER = 2**63 - 1
 
@@ -21,13 +22,17 @@ MAX_INTEGER = 2**63 - 1
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="sampling"):
     """Sampling settings of one request. Raises InvalidRequest, with the field as param, for a value out of range.
 
-    n: independent answers to the one prompt. max_tokens: None means until the model ends or the context is full.
+    n: independent answers to the one prompt. max_tokens: None means until the model ends or the context is full; 0
+    computes the prompt and ends.
     temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0, the penalties' neutral values: off.
     seed: None draws a fresh one. A token depends only on the logits and (seed, index of the answer, position), so a
     seeded request repeats in any batch.
     logprobs: None for none, else how many alternatives a token reports beside its own (0 for the token alone), read
-    from the logits before any of these settings is applied.
+    from the logits before any of these settings is applied. prompt_logprobs: the same for each token of the prompt but
+    the first; the whole prompt is then computed, whatever of it is cached.
     stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
+    bad_words: the answer contains none of them as the tokenizer writes them, alone or behind a space; written with
+    other tokens they are not found.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
     grammar: the answer's text must belong to it. One that can only end is finished, before min_tokens too.
     """
@@ -46,17 +51,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         check_types(self, _field_types())
         check_integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, MAX_INTEGER)
+            check_integer("max_tokens", self.max_tokens, 0, MAX_INTEGER)
         check_integer("min_tokens", self.min_tokens, 0, MAX_INTEGER if self.max_tokens is None else self.max_tokens)
         check_number("temperature", self.temperature, 0.0, 2.0)
         check_number("top_p", self.top_p, 0.0, 1.0)
@@ -81,8 +88,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("stop holds an empty string, which would end every answer at once", param="stop")
         if any(len(string) > MAX_STOP_STRING_LENGTH for string in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_STRING_LENGTH} characters", param="stop")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words", param="bad_words")
+        if not all(1 <= len(word.strip()) <= MAX_STOP_STRING_LENGTH for word in self.bad_words):
+            raise InvalidRequest(f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters", param="bad_words")
         if self.logprobs is not None:
             check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def num_returned(self) -> int:
+        """How many answers the caller gets."""
+        return self.n
 
     @property
     def is_greedy(self) -> bool:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch, ScheduledRow
+from radixserve.protocol import TokenLogprobs
+from radixserve.sampling.beam_candidates import beam_candidates
+from radixserve.sampling.logprobs import score_tokens
 from radixserve.sampling.sampler import sample
 
 # The probability, after a context, of each token that has any.
@@ -48,15 +51,24 @@ class StubExecutor:
         for row in batch.rows:
             self._write(row)
         rows, slots, is_finite = [], [], []
-        for row in batch.rows:
+        prompt_logprobs = {}
+        for index, row in enumerate(batch.rows):
             context = self._read(row)
             if self._fail_on(context):
                 raise RuntimeError("the stub was told to fail here")
             is_finite.append(not self._poison(context))
             rows += [self._logits(context)] * len(row.samples)
             slots += row.samples
-        token_ids, logprobs = sample(torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size), slots)
-        return SampledTokens(token_ids, logprobs, is_finite)
+            if row.prompt_targets and is_finite[-1]:
+                prompt_logprobs[index] = self._score(row, context)
+        logits = torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size)
+        token_ids, logprobs = sample(logits, slots)
+        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, beam_candidates(logits, slots))
+
+    def _score(self, row: ScheduledRow, context: Sequence[int]) -> list[TokenLogprobs]:
+        ends = range(row.num_computed_tokens + 1, row.num_computed_tokens + 1 + len(row.prompt_targets))
+        logits = torch.tensor([self._logits(context[:end]) for end in ends])
+        return score_tokens(logits, row.prompt_targets, [row.num_prompt_logprobs] * len(row.prompt_targets))
 
     def _logits(self, context: Sequence[int]) -> list[float]:
         logits = [-1e4] * self._vocab_size

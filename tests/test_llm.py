@@ -1,6 +1,7 @@
 """The engine for offline use: lists in, lists out."""
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -8,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from radixserve import LLM, SamplingParams
+from radixserve import LLM, BeamSearchParams, SamplingParams
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest, ModelLoadError, PromptTooLong
+from radixserve.grammar import Grammar
 from tests.tiny_engine import write_tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -64,12 +68,42 @@ def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
     assert second.answers == first.answers
 
 
+def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(llm: LLM, model: Path) -> None:
+    prompt = torch.randint(0, 256, (2 * 16 + 5,), generator=torch.Generator().manual_seed(2)).tolist()
+    scoring = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
+    plain = llm.generate(prompt, GREEDY)[0]
+    cached = llm.generate(prompt, scoring)[0]
+    with LLM(str(model), num_kv_blocks=32, max_num_batched_tokens=10, max_num_seqs=8) as other:
+        fresh = other.generate(prompt, scoring)[0]
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(dim=-1)[range(len(prompt) - 1), prompt[1:]].tolist()
+    for result in (cached, fresh):
+        assert result.num_cached_tokens == 0
+        assert result.prompt_logprobs is not None
+        assert result.prompt_logprobs[0] is None
+        entries = [entry for entry in result.prompt_logprobs if entry is not None]
+        assert [entry.token_id for entry in entries] == prompt[1:]
+        assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
+    assert llm.generate(prompt, GREEDY)[0].answers == plain.answers
+
+
 def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True)
     first, second = (llm.generate("abc", params)[0] for _ in range(2))
     assert [answer.index for answer in first.answers] == [0, 1, 2]
     assert len({answer.text for answer in first.answers}) == 3
     assert first.answers == second.answers
+
+
+def test_answers_follow_a_grammar_and_one_that_is_wrong_raises(llm: LLM) -> None:
+    params = SamplingParams(n=2, max_tokens=30, grammar=Grammar("regex", "(yes|no), [0-9]{3}"))
+    for result in llm.generate(["abc", "abd"], params):
+        assert all(re.fullmatch("(yes|no), [0-9]{3}", answer.text) for answer in result.answers)
+        assert all(answer.finish_reason == "stop" for answer in result.answers)
+    with pytest.raises(InvalidRequest) as caught:
+        llm.generate("abc", SamplingParams(grammar=Grammar("regex", "(")))
+    assert caught.value.param == "grammar"
 
 
 def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
@@ -155,3 +189,19 @@ def test_a_closed_llm_says_so(model: Path) -> None:
 def test_settings_of_a_wrong_type_are_a_config_error(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(**settings)
+
+
+def test_beam_search_returns_the_best_hypotheses_with_their_scores_and_blocks(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=4, n=2, max_tokens=6)
+    prompts = ["one prompt of more than a block", "another one, as long as that"]
+    results = llm.beam_search(prompts, params, show_progress=False)
+    for prompt, result in zip(prompts, results, strict=True):
+        first, second = result.answers
+        assert first.beam.score >= second.beam.score
+        assert first.token_ids != second.token_ids
+        assert result.num_output_tokens == len(first.token_ids) + len(second.token_ids)
+        assert 0 < result.beam_memory.peak_blocks < result.beam_memory.peak_blocks_without_sharing
+        (alone,) = llm.beam_search(prompt, params, show_progress=False)
+        assert [answer.text for answer in alone.answers] == [first.text, second.text]
+    with pytest.raises(InvalidRequest, match="beam_width is 9; this server computes at most 8"):
+        llm.beam_search("x", BeamSearchParams(beam_width=9))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from radixserve import SamplingParams
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.errors import InvalidRequest
 
 
@@ -34,3 +35,17 @@ def test_a_value_of_a_wrong_type_is_refused_by_name(field: str, value: Any) -> N
 def test_lists_and_whole_numbers_are_taken_where_they_mean_the_same() -> None:
     params = SamplingParams(stop=["a"], stop_token_ids=[3], temperature=1, logit_bias={5: 1})
     assert params == SamplingParams(stop=("a",), stop_token_ids=(3,), temperature=1.0, logit_bias={5: 1.0})
+
+
+@pytest.mark.parametrize("value", [-1, 21])
+def test_prompt_logprobs_have_a_range(value: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(prompt_logprobs=value)
+    assert caught.value.param == "prompt_logprobs"
+
+
+def test_no_tokens_at_all_may_be_asked_for_but_not_of_a_beam_search() -> None:
+    assert SamplingParams(max_tokens=0).max_tokens == 0
+    with pytest.raises(InvalidRequest) as caught:
+        BeamSearchParams(beam_width=2, max_tokens=0)
+    assert caught.value.param == "max_tokens"

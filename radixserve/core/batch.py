@@ -24,8 +24,10 @@ class SampleSlot:
 
     choice_index, num_output_tokens: with the seed, all that the draw depends on.
     token_ids: the sequence so far, prompt then output, read only during the step; the penalties look at it.
-    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens), unless no other is allowed.
+    suppressed_token_ids: may not be drawn (end and stop tokens before min_tokens, ends of bad words), unless no other
+    is allowed.
     allowed_tokens: see TokenConstraint.allowed_tokens; None allows all.
+    num_candidates: above 0, a beam asks for its so many best next tokens instead of a draw.
     """
 
     params: SamplingParams
@@ -35,6 +37,7 @@ class SampleSlot:
     num_prompt_tokens: int
     suppressed_token_ids: tuple[int, ...] = ()
     allowed_tokens: bytes | None = None
+    num_candidates: int = 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -49,12 +52,16 @@ class ScheduledRow:
     token_ids: [num_tokens], at positions num_computed_tokens onwards; all before them have K/V in block_table.
     block_table: block ids, position p in block_table[p // block_size]; covers every position of the row.
     samples: empty while the prompt is still being computed; several when answers of one prompt start together.
+    prompt_targets: the logits of the row's token i are to score prompt_targets[i], the prompt's token behind it, with
+    num_prompt_logprobs alternatives; fewer than token_ids where the row reaches the prompt's end.
     """
 
     token_ids: "array[int]"
     num_computed_tokens: int
     block_table: "array[int]"
     samples: tuple[SampleSlot, ...] = ()
+    num_prompt_logprobs: int = 0
+    prompt_targets: "array[int]" = field(default_factory=lambda: array("i"))
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,10 +82,15 @@ class SampledTokens:
     """What an executor made of a batch: one entry for each SampleSlot, rows in order, slots in order.
 
     logprobs[i] is None unless asked for. is_finite[j], one entry for each *row*, without samples too, is False when
-    the logits of its last token held a NaN or an infinity: the row's tokens mean nothing, and the K/V that it wrote in
-    this step have been zeroed.
+    the logits of its last token, or some that score its prompt, held a NaN or an infinity: the row's tokens mean
+    nothing, and the K/V that it wrote in this step have been zeroed.
+    prompt_logprobs: for the index of each finite row with prompt_targets, an entry a target.
+    candidates[i] is None for a draw, and for a beam its best next tokens, as (id, log-probability after the
+    processors), best first and the lower id first among equals; then token_ids[i] means nothing. Empty: no beams.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     is_finite: list[bool]
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    candidates: list[list[tuple[int, float]] | None] = field(default_factory=list)

@@ -50,16 +50,26 @@ class KVCache:
         return self._block_size
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self._pool.num_blocks
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what one sequence computed is found by others."""
+        return self._prefix_cache
+
+    @property
     def num_available_blocks(self) -> int:
         """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_cached
 
     def match(self, sequence: Sequence) -> Match:
-        """Look up the longest cached prefix of a sequence, at most all tokens but one, which is left to compute.
+        """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
-        return self._find(sequence, sequence.num_tokens - 1)
+        return self._find(sequence, sequence.num_reusable_tokens)
 
     def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.

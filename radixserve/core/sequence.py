@@ -4,15 +4,22 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from radixserve.core.bad_words import BadWords, banned_token_ids
+from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
+from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. A preempted sequence is waiting again."""
+    """Where a sequence is. A preempted sequence is waiting again.
+
+    PARKED: a beam without blocks. One beam of a preempted group waits for all, and they run again one by one.
+    """
 
     WAITING = auto()
+    PARKED = auto()
     RUNNING = auto()
     FINISHED = auto()
 
@@ -25,6 +32,8 @@ class Request:
     request was first admitted; None before. What it finds again after a preemption does not count.
     priority: lower goes first, under the priority policy. arrival: how many requests were queued before this one.
     queued_at: when that was, on the monotonic clock.
+    prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
+    beam: decides about a beam search, whose live beams are the sequences, the best first.
     """
 
     request_id: str
@@ -37,6 +46,9 @@ class Request:
     priority: int = 0
     arrival: int = 0
     queued_at: float = 0.0
+    prompt_scores: PromptScores | None = None
+    bad_words: BadWords = ()
+    beam: BeamGroup | None = None
 
     @property
     def has_started(self) -> bool:
@@ -85,3 +97,17 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that have no K/V yet; at least one before each step."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Tokens that would complete a bad word."""
+        request = self.request
+        return banned_token_ids(request.bad_words, self.token_ids, request.num_prompt_tokens)
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens whose K/V may be read from the cache: not the last, and none whose logits are still wanted."""
+        scores = self.request.prompt_scores
+        if scores is None or scores.is_complete:
+            return len(self.token_ids) - 1
+        return scores.num_scored_positions

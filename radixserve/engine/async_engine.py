@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.engine.client import EngineClient, ProcessClient
 from radixserve.errors import (
@@ -153,9 +154,16 @@ class AsyncEngine:
             await self._client.stop()
 
     async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, namespace: bytes = b"", priority: int = 0
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
     ) -> AsyncGenerator[Delta, None]:
-        """Yield what each step adds to the answers, params.n of them interleaved, until all have a finish_reason.
+        """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
+
+        A beam search yields nothing until it ends, and then one Delta for each answer.
 
         priority: lower starts first; other than 0 only under the schedule policy of that name.
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
@@ -172,10 +180,10 @@ class AsyncEngine:
         self._check_params(ready, params)
         self._check_priority(priority)
         request_id = str(next(self._request_ids))
-        stream = self._streams[request_id] = _Stream(params.n)
+        stream = self._streams[request_id] = _Stream(params.num_returned)
         timeout = self.config.request_timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        num_unfinished = params.n
+        num_unfinished = params.num_returned
         try:
             client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace, priority))
             while num_unfinished > 0:
@@ -214,7 +222,7 @@ class AsyncEngine:
             if not 0 <= token_id < ready.vocab_size:
                 raise InvalidRequest(f"token id {token_id} is not in 0 to {ready.vocab_size - 1}", param="prompt")
 
-    def _check_params(self, ready: EngineReady, params: SamplingParams) -> None:
+    def _check_params(self, ready: EngineReady, params: SamplingParams | BeamSearchParams) -> None:
         for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token_id in token_ids:
                 if not 0 <= token_id < ready.vocab_size:

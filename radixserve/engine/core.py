@@ -6,8 +6,11 @@ from array import array
 
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.engine.bad_words import encode_bad_words
+from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
@@ -21,9 +24,9 @@ from radixserve.protocol import (
     Failure,
     ResetCache,
     StepOutput,
+    TokenLogprobs,
 )
 from radixserve.runner.executor import Executor
-from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
@@ -57,6 +60,7 @@ class EngineCore:
         self._limits = limits
         self._scheduler = Scheduler(cache, limits)
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
+        self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
@@ -79,15 +83,18 @@ class EngineCore:
         if refusal is not None:
             self._refuse(message, refusal)
             return
-        params = message.params
-        assert isinstance(params, SamplingParams)
-        try:
-            constraint = None if params.grammar is None else self._grammars.compile(params.grammar)
-        except InvalidRequest as error:
-            self._refuse(message, Failure.of(error))
-            return
         token_ids = array("i")
         token_ids.frombytes(message.prompt_token_ids)
+        params, beam, constraint = message.params, None, None
+        if isinstance(params, BeamSearchParams):
+            beam = self._beams.group(params, token_ids)
+            params = params.sampling_params()
+        elif params.grammar is not None:
+            try:
+                constraint = self._grammars.compile(params.grammar)
+            except InvalidRequest as error:
+                self._refuse(message, Failure.of(error))
+                return
         seed = params.seed
         request = Request(
             request_id=message.request_id,
@@ -96,6 +103,11 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            bad_words=encode_bad_words(params.bad_words, self._tokenizer),
+            prompt_scores=(
+                PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
+            ),
+            beam=beam,
         )
         request.sequences.append(Sequence(request, 0, token_ids, constraint=constraint))
         self._requests[request.request_id] = request
@@ -163,6 +175,14 @@ class EngineCore:
         self._num_generated_tokens += len(result.new_tokens)
         deltas = [self._delta(token) for token in result.new_tokens if token.sequence.request not in result.failed]
         deltas += [self._fail(request, failure) for request, failure in result.failed.items()]
+        for request in result.computed:
+            deltas += _empty_answers(request)
+            self._forget(request)
+        for request in result.searched:
+            answers = self._beams.deltas(request)
+            self._num_generated_tokens += sum(len(answer.token_ids) for answer in answers)
+            deltas += answers
+            self._forget(request)
         for token in result.new_tokens:
             if token.sequence.request.is_finished:
                 self._forget(token.sequence.request)
@@ -190,6 +210,7 @@ class EngineCore:
             logprobs=None if token.logprobs is None else [token.logprobs],
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
+            prompt_logprobs=_untold_prompt_logprobs(request),
         )
 
     def _reason_to_refuse(self, message: AddRequest) -> Failure | None:
@@ -199,8 +220,10 @@ class EngineCore:
             text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
             return Failure("invalid_request", text, param="prompt")
         if isinstance(message.params, BeamSearchParams):
-            return Failure("invalid_request", "beam search is not supported yet", param="beam_width")
-        if message.params.n > limits.max_num_seqs:
+            refusal = self._beams.reason_to_refuse(message.params, num_prompt_tokens)
+            if refusal is not None:
+                return refusal
+        elif message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
             return Failure("invalid_request", text, param="n")
         if self._scheduler.num_queued >= self._max_queued_requests:
@@ -219,6 +242,26 @@ class EngineCore:
         self._requests.pop(request.request_id, None)
         for sequence in request.sequences:
             self._detokenizers.pop(sequence, None)
+
+
+def _untold_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
+    return None if request.prompt_scores is None else request.prompt_scores.take()
+
+
+def _empty_answers(request: Request) -> list[Delta]:
+    """Return the only deltas of a request that wants no token: one for each of its answers."""
+    return [
+        Delta(
+            request_id=request.request_id,
+            index=index,
+            text="",
+            token_ids=[],
+            num_cached_tokens=request.num_cached_tokens or 0,
+            finish_reason="length",
+            prompt_logprobs=_untold_prompt_logprobs(request),
+        )
+        for index in range(request.params.n)
+    ]
 
 
 def _failure_delta(request_id: str, failure: Failure) -> Delta:

@@ -1,6 +1,8 @@
 """Text of one answer as its tokens arrive, and the stop strings that end it."""
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -26,6 +28,13 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._held = ""
+
+    def fork(self) -> Self:
+        """Return a detokenizer in the same state, for another answer that begins as this one."""
+        other = copy(self)
+        other._stream = self._stream.fork()
+        other._stops = [copy(stop) for stop in self._stops]
+        return other
 
     def push(self, token_ids: list[int], *, is_end_token: bool = False) -> str:
         """Return the text that these tokens make safe to send.

@@ -134,11 +134,11 @@ class _Vocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         """Return the tokens of a text that the grammar forces: as the model knows it, without special tokens."""
-        token_ids = self._tokenizer.encode_as_text(text.decode())
+        token_ids = self._tokenizer.encode(text.decode(), add_special_tokens=False)
         spelled = b"".join([self.tokens[token_id] for token_id in token_ids])
         if spelled == text and self._special_token_ids.isdisjoint(token_ids):
             return token_ids
-        # SentencePiece puts a space before a text, and its pieces may spell a special token.
+        # SentencePiece puts a space before a text, and a text may hold the string of a special token.
         return [] if self._built is None else self._built.greedy_tokenize(text.decode())
 
 

@@ -69,6 +69,12 @@ class Decoder:
 
         The result is an inference tensor: change it in place under torch.inference_mode only.
         """
+        hidden = self.hidden_states(batch, kv_layers, attention)
+        return self.logits(hidden.index_select(0, batch.logits_indices))
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: ForwardBatch, kv_layers: list[KVLayer], attention: AttentionBackend) -> torch.Tensor:
+        """Return every token's normed hidden state, [T, hidden_size]; write the batch's K/V into kv_layers."""
         weights, ops, eps = self._weights, self._ops, self.config.rms_norm_eps
         rotation = self._rotary(batch.positions)
         metadata = attention.prepare(batch)
@@ -82,7 +88,12 @@ class Decoder:
             attended = attention.forward(kv_layer, query, metadata).flatten(1)
             hidden, x = ops.add_rms_norm(hidden, layer.attention_output(attended), layer.mlp_norm, eps)
             hidden, x = ops.add_rms_norm(hidden, layer.down(ops.silu_mul(layer.gate_up(x))), next_norm, eps)
-        return weights.lm_head(x.index_select(0, batch.logits_indices)).float()
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [N, vocab_size] of hidden states [N, hidden_size]."""
+        return self._weights.lm_head(hidden).float()
 
     def _project_qkv(self, layer: DecoderLayer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and keys as one tensor [T, num_heads + num_kv_heads, head_dim], unrotated, and values."""

@@ -9,6 +9,8 @@ from radixserve.core.batch import BlockCopy, SampledTokens, SampleSlot, Schedule
 from radixserve.model.decoder import Decoder
 from radixserve.protocol import TokenLogprobs
 from radixserve.runner.forward_batch import build_forward_batch
+from radixserve.runner.prompt_scoring import score_prompts
+from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.sampler import sample
 
 
@@ -35,12 +37,16 @@ class ModelExecutor:
             if not batch.rows:
                 return SampledTokens(token_ids=[], logprobs=[], is_finite=[])
             forward_batch = build_forward_batch(batch, self._block_size, self._device)
-            logits = self._decoder.forward(forward_batch, self._kv_layers, self._attention)  # [R, vocab]
+            hidden = self._decoder.hidden_states(forward_batch, self._kv_layers, self._attention)  # [T, hidden_size]
+            logits = self._decoder.logits(hidden.index_select(0, forward_batch.logits_indices))  # [R, vocab]
             # The extremes of a row with a NaN are NaN; two reductions read it faster than isfinite().all() does.
             is_finite = (logits.amax(dim=-1).isfinite() & logits.amin(dim=-1).isfinite()).tolist()
+            scores = score_prompts(batch.rows, hidden, self._decoder.logits)
+            is_finite = [is_good and scores.get(index, []) is not None for index, is_good in enumerate(is_finite)]
             if not all(is_finite):
                 self._zero_written_slots(forward_batch, is_finite)
-            return self._sample(batch, logits, is_finite)
+            prompt_logprobs = {index: entries for index, entries in scores.items() if entries and is_finite[index]}
+            return self._sample(batch, logits, is_finite, prompt_logprobs)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         sources = [copy.source for copy in copies]
@@ -57,7 +63,13 @@ class ModelExecutor:
             layer.key[block_ids, :, offsets] = 0
             layer.value[block_ids, :, offsets] = 0
 
-    def _sample(self, batch: ScheduledBatch, logits: torch.Tensor, is_finite: list[bool]) -> SampledTokens:
+    def _sample(
+        self,
+        batch: ScheduledBatch,
+        logits: torch.Tensor,
+        is_finite: list[bool],
+        prompt_logprobs: dict[int, list[TokenLogprobs]],
+    ) -> SampledTokens:
         slots: list[SampleSlot] = []
         row_of_slot: list[int] = []
         is_drawn: list[bool] = []
@@ -71,7 +83,10 @@ class ModelExecutor:
         drawn_ids, drawn_logprobs = sample(logits, slots)
         token_ids: list[int] = [0] * len(is_drawn)
         logprobs: list[TokenLogprobs | None] = [None] * len(is_drawn)
-        drawn = (position for position, is_in in enumerate(is_drawn) if is_in)
+        candidates: list[list[tuple[int, float]] | None] = [None] * len(is_drawn)
+        drawn = [position for position, is_in in enumerate(is_drawn) if is_in]
         for position, token_id, entry in zip(drawn, drawn_ids, drawn_logprobs, strict=True):
             token_ids[position], logprobs[position] = token_id, entry
-        return SampledTokens(token_ids=token_ids, logprobs=logprobs, is_finite=is_finite)
+        for position, best in zip(drawn, beam_candidates(logits, slots), strict=True):
+            candidates[position] = best
+        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, candidates)

@@ -8,6 +8,7 @@ the text of all tokens at once, at a constant cost a token.
 import codecs
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -120,6 +121,13 @@ class DecodeStream:
         self._is_at_start = text.strips_first_space and not tail
         # A prompt of token ids may end inside a character, which the answer then completes.
         self._utf8.decode(b"".join(reversed(tail)))
+
+    def fork(self) -> "DecodeStream":
+        """Return a decoder in the same state, for other tokens that follow the same ones."""
+        other = copy(self)
+        other._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        other._utf8.setstate(self._utf8.getstate())
+        return other
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these tokens complete."""

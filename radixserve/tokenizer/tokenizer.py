@@ -1,11 +1,8 @@
 """Text to token ids and back, for one model."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import tokenizers
 
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
@@ -73,10 +70,6 @@ class Tokenizer:
         """
         return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
 
-    def encode_as_text(self, text: str) -> list[int]:
-        """Return the ids of text, in which the strings of special tokens stay text."""
-        return encode_texts(self._text_backend, [text], add_special_tokens=False)[0]
-
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
@@ -117,9 +110,3 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token on its own, which may be part of a character; a special token's name."""
         return self._text.token_bytes(token_id)
-
-    @cached_property
-    def _text_backend(self) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        backend.encode_special_tokens = True
-        return backend

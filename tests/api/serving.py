@@ -89,3 +89,34 @@ async def wait_until_idle(client: httpx.AsyncClient) -> None:
                 return
             # A call without a socket need not let the event loop turn, and the engine runs in it.
             await asyncio.sleep(0)
+
+
+async def ask(client: httpx.AsyncClient, route: str, **fields: Any) -> dict[str, Any]:
+    """Return the body of an answer that must be a 200."""
+    response = await client.post(route, json=fields)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+async def stream(client: httpx.AsyncClient, route: str, **fields: Any) -> list[dict[str, Any]]:
+    """Return the chunks of an answer that must be a whole stream."""
+    response = await client.post(route, json=fields | {"stream": True})
+    assert response.status_code == 200, response.text
+    return events_of(response.text)
+
+
+async def refusal_of(client: httpx.AsyncClient, route: str, **fields: Any) -> dict[str, Any]:
+    """Return the error of an answer that must be a 400."""
+    response = await client.post(route, json=fields)
+    assert response.status_code == 400, response.text
+    return error_of(response)
+
+
+def text_of(pieces: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a choice, of chat or completions, whole or in pieces."""
+    texts = []
+    for piece in pieces:
+        part = piece.get("message") or piece.get("delta")
+        texts.append(piece["text"] if part is None else part.get("content") or "")
+    return "".join(texts)

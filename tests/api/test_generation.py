@@ -185,16 +185,37 @@ async def test_st_6_one_choice_has_index_0(tokenizer: Tokenizer) -> None:
     assert all(choice["index"] == 0 for chunk in chunks for choice in chunk["choices"])
 
 
-async def test_api_12_a_prompt_counts_once_and_all_answers_do(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("fields", "num_prompt_tokens", "num_generated_tokens"),
+    [({"prompt": "hello", "n": 3}, 5, 24), ({"prompt": ["hello", "goodbye"], "n": 2}, 12, 32)],
+)
+async def test_api_12_a_prompt_counts_once_and_all_answers_do(
+    tokenizer: Tokenizer, fields: dict[str, Any], num_prompt_tokens: int, num_generated_tokens: int
+) -> None:
     async with called(stub_engine(tokenizer, always(97))) as client:
-        several = (await ask(client, COMPLETIONS, prompt="hello", n=3, max_tokens=8))["usage"]
-        fields = {"prompt": ["hello", "goodbye"], "n": 2, "max_tokens": 8}
-        listed = (await ask(client, COMPLETIONS, **fields))["usage"]
-        streamed = (await stream(client, COMPLETIONS, **fields, stream_options={"include_usage": True}))[-1]["usage"]
-    assert (several["prompt_tokens"], several["completion_tokens"], several["total_tokens"]) == (5, 24, 29)
-    for usage in (listed, streamed):
-        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (12, 32, 44)
-        assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] <= 12
+        cached = []
+        for _ in ("cold", "on a hit"):
+            whole = (await ask(client, COMPLETIONS, **fields, max_tokens=8))["usage"]
+            chunks = await stream(client, COMPLETIONS, **fields, max_tokens=8, stream_options={"include_usage": True})
+            for usage in (whole, chunks[-1]["usage"]):
+                cached.append(usage.pop("prompt_tokens_details")["cached_tokens"])
+                assert usage == {
+                    "prompt_tokens": num_prompt_tokens,
+                    "completion_tokens": num_generated_tokens,
+                    "total_tokens": num_prompt_tokens + num_generated_tokens,
+                }
+    num_prompts = num_prompt_tokens // 5
+    assert cached == [0, *[num_prompt_tokens - num_prompts] * 3]
+
+
+async def test_api_12_a_chats_prompt_counts_once_too(tokenizer: Tokenizer) -> None:
+    async with called(stub_engine(tokenizer, always(97))) as client:
+        one, three = [(await ask(client, CHAT, n=n, max_tokens=8))["usage"] for n in (1, 3)]
+        streamed = (await stream(client, CHAT, n=3, max_tokens=8, stream_options={"include_usage": True}))[-1]["usage"]
+    assert three["prompt_tokens"] == one["prompt_tokens"]
+    assert (one["completion_tokens"], three["completion_tokens"]) == (8, 24)
+    assert three["total_tokens"] == three["prompt_tokens"] + 24
+    assert streamed == three
 
 
 async def test_cached_tokens_are_always_told(tokenizer: Tokenizer) -> None:
@@ -248,6 +269,17 @@ async def test_api_17_chat_logprobs_rebuild_the_text(tokenizer: Tokenizer) -> No
             assert [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["content"]] == content
     assert content[0]["logprob"] == pytest.approx(-0.28768, abs=1e-4)
     assert content[0]["top_logprobs"][1]["token"] == "!"
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": False}, {"logprobs": None}])
+@pytest.mark.parametrize("top_logprobs", [0, 3])
+async def test_api_17_top_logprobs_need_logprobs(
+    tokenizer: Tokenizer, logprobs: dict[str, Any], top_logprobs: int
+) -> None:
+    async with called(stub_engine(tokenizer, alphabet)) as client:
+        body = {"messages": MESSAGES, "top_logprobs": top_logprobs, **logprobs}
+        response = await client.post(CHAT, json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "top_logprobs")
 
 
 async def test_completion_logprobs_are_the_same_streamed(tokenizer: Tokenizer) -> None:

@@ -41,9 +41,10 @@ def test_every_setting_arrives() -> None:
         "include_stop_str_in_output": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "prompt_logprobs": 4,
     }
-    lists = {"stop": ["a", "b"], "stop_token_ids": [4, 5]}
-    expected = SamplingParams(**settings, stop=("a", "b"), stop_token_ids=(4, 5))
+    lists = {"stop": ["a", "b"], "stop_token_ids": [4, 5], "bad_words": ["c", "d"]}
+    expected = SamplingParams(**settings, stop=("a", "b"), stop_token_ids=(4, 5), bad_words=("c", "d"))
     assert chat(**settings, **lists) == expected
     assert completion(**settings, **lists) == expected
 

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
@@ -63,10 +64,26 @@ class Harness:
     def add(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
         """Queue a greedy request, unless params say otherwise, and return its id."""
         settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
+        return self.submit(prompt, settings, namespace=namespace, priority=priority)
+
+    def add_beams(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
+        """Queue a beam search and return its id."""
+        settings = BeamSearchParams(**{"max_tokens": 4, **params})
+        return self.submit(prompt, settings, namespace=namespace, priority=priority)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
+    ) -> str:
+        """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
-        self.results[request_id] = GenerationResult.empty(list(prompt), settings.n)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), settings, namespace, priority))
+        self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
+        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace, priority))
         return request_id
 
     def step(self) -> None:
@@ -91,7 +108,14 @@ class Harness:
 
     def ask(self, prompt: Sequence[int], **params: Any) -> GenerationResult:
         """Queue a request, run until idle, and return its result."""
-        request_id = self.add(prompt, **params)
+        return self.result_of(self.add(prompt, **params))
+
+    def search(self, prompt: Sequence[int], **params: Any) -> GenerationResult:
+        """Queue a beam search, run until idle, and return its result."""
+        return self.result_of(self.add_beams(prompt, **params))
+
+    def result_of(self, request_id: str) -> GenerationResult:
+        """Run until idle, and return the result of a request that must have succeeded."""
         self.run()
         assert request_id not in self.failures, self.failures[request_id]
         return self.results[request_id]

@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
 from radixserve.engine import async_engine
 from radixserve.engine.answer import GenerationResult
@@ -248,3 +249,34 @@ async def test_a_reset_says_what_it_dropped(tokenizer) -> None:
         assert reply.num_dropped_blocks == 3
         assert reply.num_kept_blocks == 0
         await until(lambda: engine.stats.cache.num_free_blocks == 64)
+
+
+async def test_a_beam_search_is_silent_until_its_end_and_is_not_taken_for_abandoned(
+    tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "MAX_READER_DELAY", 0.0)
+    params = BeamSearchParams(beam_width=3, n=2, max_tokens=30, ignore_eos=True)
+    async with running(stub_engine(tokenizer, counting(200))) as engine:
+        deltas = [delta async for delta in engine.generate([1] * 40, params)]
+        assert [delta.index for delta in deltas] == [0, 1]
+        assert deltas[0].beam.score >= deltas[1].beam.score
+        assert deltas[0].beam_memory == deltas[1].beam_memory
+        await until(lambda: is_idle(engine))
+
+
+async def test_a_beam_search_whose_reader_leaves_frees_every_block(tokenizer) -> None:
+    params = BeamSearchParams(beam_width=3, ignore_eos=True)
+    async with running(stub_engine(tokenizer, counting(200))) as engine:
+        reader = asyncio.create_task(anext(engine.generate([1] * 40, params)))
+        await until(lambda: engine.stats.num_running == 3)
+        reader.cancel()
+        await until(lambda: is_idle(engine))
+
+
+async def test_a_beam_search_is_checked_against_the_vocabulary(tokenizer) -> None:
+    async with running(stub_engine(tokenizer, counting(200))) as engine:
+        for field in ({"logit_bias": {999: 1.0}}, {"stop_token_ids": (999,)}):
+            with pytest.raises(InvalidRequest, match="999"):
+                await anext(engine.generate([1], BeamSearchParams(beam_width=2, **field)))
+        with pytest.raises(InvalidRequest, match="beam_width is 128"):
+            await anext(engine.generate([1], BeamSearchParams(beam_width=128)))

@@ -232,3 +232,21 @@ def test_a_stop_string_that_begins_inside_a_false_beginning_is_found(tokenizer: 
 def test_st_3_a_leading_space_of_the_answer_is_kept(tmp_path: Path) -> None:
     tokenizer = load_byte_tokenizer(tmp_path)
     assert deltas(tokenizer, [[*b" "], [*b" a"]], prompt=(*b"hi",)) == [" ", " a", ""]
+
+
+def test_a_fork_goes_on_by_itself_from_inside_a_character_and_a_stop_string(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("😊END",))
+    trunk = Detokenizer(tokenizer, (), params)
+    begun, rest = "a😊".encode()[:3], "a😊".encode()[3:]
+    assert trunk.push(list(begun)) == "a"
+    stopped, other, cut_off = trunk.fork(), trunk.fork(), trunk.fork()
+    assert stopped.push([*rest, *b"EN"]) == ""
+    late = stopped.fork()
+    assert stopped.push(list(b"D!")) == ""
+    assert stopped.stopped_by == "😊END"
+    assert late.push(list(b"x")) == "😊ENx"
+    assert late.stopped_by is None
+    assert other.push([*rest, *b"?"]) == "😊?"
+    assert cut_off.flush() == "\ufffd"
+    assert trunk.push([*rest, *b"ENDx"]) == ""
+    assert trunk.stopped_by == "😊END"

@@ -1,6 +1,7 @@
 """Grammars as masks over a vocabulary of bytes."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,14 @@ def test_two_texts_of_one_grammar_do_not_meet(compiler: GrammarCompiler) -> None
     grammar = Grammar("regex", "ab")
     compiler.compile(grammar).accept(ord("a"))
     assert allowed(compiler.compile(grammar)) == {ord("a")}
+
+
+def test_threads_may_share_a_compiler(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
+    grammars = [Grammar("regex", f"{chr(97 + i % 26)}x") for i in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        firsts = [allowed(constraint) for constraint in threads.map(compiler.compile, grammars)]
+    assert firsts == [{ord(grammar.source[0])} for grammar in grammars]
 
 
 def test_every_end_token_may_end_a_text(tokenizer: Tokenizer) -> None:

@@ -16,6 +16,7 @@ from radixserve.engine.async_engine import MAX_DEATHS, AsyncEngine
 from radixserve.engine.client import ProcessClient
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable, RequestFailed
+from radixserve.grammar import Grammar
 from radixserve.protocol import AddRequest, ResetCache
 from radixserve.sampling_params import SamplingParams
 from tests.tiny_engine import write_tiny_engine
@@ -53,15 +54,17 @@ async def collect(engine: AsyncEngine, params: SamplingParams) -> GenerationResu
 
 async def test_the_engine_process_answers_as_one_in_this_process(config: EngineConfig) -> None:
     params = SamplingParams(n=2, seed=1, max_tokens=20, logprobs=2, ignore_eos=True)
+    constrained = SamplingParams(n=2, seed=1, max_tokens=20, grammar=Grammar("regex", "yes|no"))
     results = []
     for engine in (AsyncEngine(config), in_process_engine(config)):
         await engine.start()
-        results.append(await collect(engine, params))
+        results.append([await collect(engine, each) for each in (params, constrained)])
         reply = await engine.control(ResetCache())
         assert reply.num_kept_blocks == 0
         await engine.close()
     assert results[0] == results[1]
-    assert len(results[0].answers[1].token_ids) == 20
+    assert len(results[0][0].answers[1].token_ids) == 20
+    assert {answer.text for answer in results[0][1].answers} <= {"yes", "no"}
 
 
 async def test_a_ctrl_c_of_the_group_does_not_end_an_engine_that_loads(config: EngineConfig) -> None:

@@ -137,7 +137,9 @@ def test_a_step_answers_in_the_order_of_rows_and_slots(tiny: TinyExecutor) -> No
     answer = tiny.run(
         row(tokens, [0, 1], samples=forced[:2]), row(tokens, [2, 3]), row(tokens, [4, 5], samples=forced[2:])
     )
-    assert answer == SampledTokens(token_ids=[9, 8, 7, 6], logprobs=[None] * 4, is_finite=[True] * 3)
+    assert answer == SampledTokens(
+        token_ids=[9, 8, 7, 6], logprobs=[None] * 4, is_finite=[True] * 3, candidates=[None] * 4
+    )
 
 
 def test_an_empty_batch_gives_an_empty_answer(tiny: TinyExecutor) -> None:
