@@ -22,7 +22,6 @@ class UnsupportedField:
 
 # null is always neutral.
 UNSUPPORTED_FIELDS = {
-    "allowed_token_ids": UnsupportedField("limits the tokens of the answer"),
     "audio": UnsupportedField("asks for sound"),
     "beam_width": UnsupportedField("sets the width of a beam search"),
     "cache_control": UnsupportedField("asks to keep the prompt in the cache"),

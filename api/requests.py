@@ -63,6 +63,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -96,6 +96,7 @@ def _sampling_params(
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         bad_words=tuple(request.bad_words or ()),
         logprobs=logprobs,
         grammar=grammar,

@@ -31,6 +31,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     from the logits before any of these settings is applied. prompt_logprobs: the same for each token of the prompt but
     the first; the whole prompt is then computed, whatever of it is cached.
     stop: strings that end the answer and are cut from it, unless include_stop_str_in_output.
+    allowed_token_ids: no other token is drawn; an end token has to be among them for the model to end the answer.
     bad_words: the answer contains none of them as the tokenizer writes them, alone or behind a space; written with
     other tokens they are not found.
     min_tokens: before so many tokens neither an end token, a stop id nor a stop string ends the answer.
@@ -51,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -88,14 +90,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("stop holds an empty string, which would end every answer at once", param="stop")
         if any(len(string) > MAX_STOP_STRING_LENGTH for string in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_STRING_LENGTH} characters", param="stop")
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words", param="bad_words")
-        if not all(1 <= len(word.strip()) <= MAX_STOP_STRING_LENGTH for word in self.bad_words):
-            raise InvalidRequest(f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters", param="bad_words")
+        self._check_token_limits()
         if self.logprobs is not None:
             check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    def _check_token_limits(self) -> None:
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids is empty, so nothing could be drawn", param="allowed_token_ids")
+            check_integer("allowed_token_ids", min(self.allowed_token_ids), 0, MAX_INTEGER)
+            if self.grammar is not None:
+                raise InvalidRequest(
+                    "allowed_token_ids cannot be combined with an output format or tools that must be called",
+                    param="allowed_token_ids",
+                )
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words", param="bad_words")
+        if not all(1 <= len(word.strip()) <= MAX_STOP_STRING_LENGTH for word in self.bad_words):
+            raise InvalidRequest(f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters", param="bad_words")
 
     @property
     def num_returned(self) -> int:

@@ -8,18 +8,18 @@ import torch
 
 from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
 from radixserve.errors import ConfigError
+from radixserve.kernels.copy_blocks import copy_blocks
 from radixserve.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from radixserve.kernels.paged_prefill import PrefillPlan, paged_prefill, plan_prefill, tokens_per_tile
-from radixserve.kernels.reference import rope
 from radixserve.kernels.tiles import MAX_GROUP_SIZE, check_supported, decode_tiles, target_family
+from radixserve.kernels.write_kv import write_kv
 
 
 @dataclass(slots=True, frozen=True)
 class PagedTritonMetadata:
-    """A step's plans; None where it has no such rows. block_ids, offsets: [T] int64, the slot of each new token."""
+    """A step's plans; None where it has no such rows. slot_mapping: [T] int64, the slot of each new token."""
 
-    block_ids: torch.Tensor
-    offsets: torch.Tensor
+    slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     decode: DecodePlan | None
     prefill: PrefillPlan | None
@@ -32,10 +32,7 @@ class PagedTritonBackend:
     kernels do not take, so that no step ever meets one.
     """
 
-    def __init__(
-        self, *, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> None:
-        self._block_size = block_size
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         try:
             check_supported(head_dim, dtype)
         except ValueError as error:
@@ -56,8 +53,7 @@ class PagedTritonBackend:
         query_lengths, context_lengths = np.asarray(batch.query_lengths), np.asarray(batch.context_lengths)
         decodes, prefills = np.flatnonzero(query_lengths == 1), np.flatnonzero(query_lengths > 1)
         return PagedTritonMetadata(
-            block_ids=batch.slot_mapping // self._block_size,
-            offsets=batch.slot_mapping % self._block_size,
+            slot_mapping=batch.slot_mapping,
             block_tables=batch.block_tables,
             decode=plan_decode(
                 decodes, starts[decodes], context_lengths[decodes], split_tokens=self._split_tokens, device=device
@@ -85,11 +81,7 @@ class PagedTritonBackend:
         metadata: PagedTritonMetadata,
     ) -> torch.Tensor:
         """Write the step's rotated keys and its values into their slots, in place; return the rotated queries."""
-        num_heads = query_key.shape[1] - value.shape[1]
-        rotated = rope(query_key, rotation.cos, rotation.sin)
-        layer.key[metadata.block_ids, :, metadata.offsets] = rotated[:, num_heads:].to(layer.key.dtype)
-        layer.value[metadata.block_ids, :, metadata.offsets] = value.to(layer.value.dtype)
-        return rotated[:, :num_heads]
+        return write_kv(query_key, value, rotation.cos, rotation.sin, layer.key, layer.value, metadata.slot_mapping)
 
     def forward(self, layer: KVLayer, query: torch.Tensor, metadata: PagedTritonMetadata) -> torch.Tensor:
         """Return causal attention of query [T, num_heads, head_dim] over each row's whole context: same shape."""
@@ -104,10 +96,7 @@ class PagedTritonBackend:
 
     def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
         """Copy whole blocks in every layer, as if all sources were read before any destination is written."""
-        read, written = torch.tensor([sources, destinations], device=layers[0].key.device)
-        for layer in layers:
-            for cache in (layer.key, layer.value):
-                cache.index_copy_(0, written, cache.index_select(0, read))
+        copy_blocks([cache for layer in layers for cache in (layer.key, layer.value)], sources, destinations)
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 """What limits the tokens of one sequence, as the scheduler sees it."""
 
+from collections.abc import Iterable
 from typing import Protocol, Self
 
 
@@ -27,3 +28,12 @@ class TokenConstraint(Protocol):
 
     def fork(self) -> Self:
         """Return a constraint in the same state that goes on by itself."""
+
+
+def token_mask(token_ids: Iterable[int]) -> bytes:
+    """Return these tokens, at least one, in the form of TokenConstraint.allowed_tokens."""
+    chosen = set(token_ids)
+    mask = bytearray(max(chosen) // 8 + 1)
+    for token_id in chosen:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)

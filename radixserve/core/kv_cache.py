@@ -1,6 +1,7 @@
 """The K/V cache as the scheduler sees it: sequences ask for room, share what others computed, and give it back."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -70,6 +71,12 @@ class KVCache:
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
         return self._find(sequence, sequence.num_reusable_tokens)
+
+    def num_blocks_taken(self, sequence: Sequence, match: Match) -> int:
+        """How many of num_available_blocks a sequence takes, with all its tokens, if it starts from a match."""
+        # Whoever holds a block holds those above it, so the held ones come first.
+        num_held = bisect_left(match.block_ids, True, key=self._pool.is_cached)
+        return self._num_blocks_for(sequence.num_tokens) - num_held
 
     def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.

@@ -34,6 +34,7 @@ class Request:
     queued_at: when that was, on the monotonic clock.
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
+    allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Request:
     prompt_scores: PromptScores | None = None
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
+    allowed_tokens: bytes | None = None
 
     @property
     def has_started(self) -> bool:

@@ -223,7 +223,13 @@ class AsyncEngine:
                 raise InvalidRequest(f"token id {token_id} is not in 0 to {ready.vocab_size - 1}", param="prompt")
 
     def _check_params(self, ready: EngineReady, params: SamplingParams | BeamSearchParams) -> None:
-        for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        allowed = params.allowed_token_ids if isinstance(params, SamplingParams) else None
+        named = {
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": allowed or (),
+        }
+        for name, token_ids in named.items():
             for token_id in token_ids:
                 if not 0 <= token_id < ready.vocab_size:
                     raise InvalidRequest(

@@ -5,6 +5,7 @@ import random
 from array import array
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
@@ -103,6 +104,7 @@ class EngineCore:
             num_prompt_tokens=len(token_ids),
             seed=self._seeds.getrandbits(63) if seed is None else seed,
             priority=message.priority,
+            allowed_tokens=None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids),
             bad_words=encode_bad_words(params.bad_words, self._tokenizer),
             prompt_scores=(
                 PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
@@ -217,14 +219,17 @@ class EngineCore:
         limits = self._limits
         num_prompt_tokens = len(message.prompt_token_ids) // 4
         if not 1 <= num_prompt_tokens < limits.max_model_len:
-            text = f"the prompt has {num_prompt_tokens} tokens; this server takes 1 to {limits.max_model_len - 1}"
+            text = (
+                f"the prompt has {num_prompt_tokens} tokens; max_model_len is {limits.max_model_len} here, prompt and "
+                f"answer together, so a prompt has 1 to {limits.max_model_len - 1}"
+            )
             return Failure("invalid_request", text, param="prompt")
         if isinstance(message.params, BeamSearchParams):
             refusal = self._beams.reason_to_refuse(message.params, num_prompt_tokens)
             if refusal is not None:
                 return refusal
         elif message.params.n > limits.max_num_seqs:
-            text = f"n is {message.params.n}; this server computes at most {limits.max_num_seqs} answers at once"
+            text = f"n is {message.params.n}; max_num_seqs, the answers computed at once, is {limits.max_num_seqs} here"
             return Failure("invalid_request", text, param="n")
         if self._scheduler.num_queued >= self._max_queued_requests:
             return Failure("queue_full", f"{self._scheduler.num_queued} requests are waiting already; try again later")

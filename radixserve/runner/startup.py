@@ -69,7 +69,7 @@ def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecu
     choose_max_model_len(config.max_model_len, model, num_pool_tokens)
 
     try:
-        decoder = load_model(path, model, dtype=dtype, device=device, show_progress=show_progress)
+        decoder = load_model(path, model, dtype=dtype, device=device, show_progress=show_progress, ops=attention.ops)
         memory = device_memory(device)
         if num_blocks is None:
             num_blocks = default_num_blocks(config, block_bytes, memory, device)

@@ -43,8 +43,14 @@ def test_every_setting_arrives() -> None:
         "skip_special_tokens": False,
         "prompt_logprobs": 4,
     }
-    lists = {"stop": ["a", "b"], "stop_token_ids": [4, 5], "bad_words": ["c", "d"]}
-    expected = SamplingParams(**settings, stop=("a", "b"), stop_token_ids=(4, 5), bad_words=("c", "d"))
+    lists: dict[str, Any] = {
+        "stop": ["a", "b"],
+        "stop_token_ids": [4, 5],
+        "bad_words": ["c", "d"],
+        "allowed_token_ids": [6],
+    }
+    as_tuples = {name: tuple(values) for name, values in lists.items()}
+    expected = SamplingParams(**settings, **as_tuples)
     assert chat(**settings, **lists) == expected
     assert completion(**settings, **lists) == expected
 

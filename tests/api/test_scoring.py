@@ -181,6 +181,16 @@ async def test_an_answer_completes_the_character_that_the_prompt_ends_in(tokeniz
     assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 1, 2]
 
 
+async def test_a_prompt_is_scored_whatever_form_its_answer_has(tokenizer: Tokenizer) -> None:
+    fields = {"prompt": IDS, "structured_outputs": {"choice": ["yes", "no"]}, "echo": True, "logprobs": 0}
+    async with called(stub_engine(tokenizer, table)) as client:
+        for max_tokens in (0, 10):
+            body = await ask(client, COMPLETIONS, **fields, max_tokens=max_tokens, return_token_ids=True)
+            [choice] = body["choices"]
+            assert_scores(choice["logprobs"]["token_logprobs"][:6], scores(IDS))
+            assert choice["text"] in (("abcxyz",) if max_tokens == 0 else ("abcxyzyes", "abcxyzno"))
+
+
 async def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine(tokenizer: Tokenizer) -> None:
     prompt = [(7 * i) % 26 + 97 for i in range(2 * 16 + 5)]
     fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}

@@ -67,6 +67,20 @@ def test_without_hits_requests_start_first_come_first_served(policy: SchedulePol
     assert scheduling.starts == scheduling.requests
 
 
+def test_a_pool_that_does_not_hold_all_prefixes_is_used_better_by_cache_aware_order() -> None:
+    num_computed_tokens = {}
+    for policy in ("cache-aware", "fcfs"):
+        rng = random.Random(1)
+        # Room for two of the six prefixes, beside the tokens that the running requests own.
+        scheduling = Scheduling(num_blocks=24, max_num_seqs=2, schedule_policy=policy)
+        for number in range(60):
+            scheduling.add(own(rng.randrange(6), 9 * B) + own(10 + number, 3))
+        scheduling.run()
+        num_computed_tokens[policy] = scheduling.num_computed_tokens
+    assert num_computed_tokens["cache-aware"] == 60 * 3 + 6 * 9 * B
+    assert num_computed_tokens["fcfs"] > 2 * num_computed_tokens["cache-aware"]
+
+
 def test_a_hit_goes_first_and_the_others_keep_their_order() -> None:
     scheduling = Scheduling(max_num_seqs=1)
     warm = own(0, 2 * B)
@@ -196,7 +210,7 @@ def test_a_long_prompt_advances_beside_a_full_batch_of_answers(policy: ScheduleP
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_answers_that_do_not_fit_together_end_one_after_the_other(policy: SchedulePolicy) -> None:
+def test_sc_1_answers_of_one_request_that_do_not_fit_together_end_one_after_the_other(policy: SchedulePolicy) -> None:
     scheduling = Scheduling(num_blocks=6, max_num_seqs=8, schedule_policy=policy)
     request = scheduling.add(own(0, 2 * B + 1), n=8, max_tokens=4 * B - 1)
     scheduling.run(max_steps=8 * 4 * B)

@@ -4,9 +4,11 @@ The stub checks on every step that each row reads K/V of exactly its own prefix 
 """
 
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 
+from radixserve.config import SchedulePolicy
 from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import MakeHarness, ids
 
@@ -106,6 +108,28 @@ def test_pc_6_hits_do_not_depend_on_chunks(make_harness: MakeHarness) -> None:
     result = harness.ask(third)
     assert result.num_cached_tokens == 5 * B
     assert result.answers[0].token_ids == cold(make_harness, third)
+
+
+@pytest.mark.parametrize("policy", get_args(SchedulePolicy))
+def test_pc_8_what_a_preempted_request_finds_of_its_own_is_no_hit(
+    make_harness: MakeHarness, policy: SchedulePolicy
+) -> None:
+    harness, uncached = (
+        make_harness(num_blocks=8, max_model_len=8 * B, schedule_policy=policy, prefix_cache=prefix_cache)
+        for prefix_cache in (True, False)
+    )
+    requests = [harness.add(ids(30 * i, 20), max_tokens=70) for i in range(6)]
+    while harness.core.has_work:
+        harness.step()
+        assert harness.stats.cache.num_hit_tokens <= harness.stats.cache.num_queried_tokens
+    for i in range(6):
+        uncached.add(ids(30 * i, 20), max_tokens=70)
+    uncached.run()
+    assert harness.stats.num_preemptions > 0
+    assert harness.stats.num_computed_tokens < uncached.stats.num_computed_tokens, "it finds its own blocks, though"
+    assert [harness.results[request].num_cached_tokens for request in requests] == [0] * 6
+    assert harness.stats.cache.num_hit_tokens == 0
+    assert harness.stats.cache.num_queried_tokens == 6 * 20
 
 
 def test_pc_9_generated_tokens_are_hits_in_the_next_turn(make_harness: MakeHarness) -> None:

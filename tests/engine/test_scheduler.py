@@ -14,7 +14,7 @@ def test_sc_1_a_request_that_can_never_fit_is_refused_and_blocks_no_one(make_har
     short = harness.add(ids(2, 20))
     harness.run()
     assert harness.failures[too_long].kind == "invalid_request"
-    assert "128" in harness.failures[too_long].message or "127" in harness.failures[too_long].message
+    assert "max_model_len is 128" in harness.failures[too_long].message
     assert len(harness.results[short].answers[0].token_ids) == 4
 
 
@@ -135,8 +135,10 @@ def test_preempted_answers_take_no_place_in_the_queue(make_harness: MakeHarness)
 def test_more_choices_than_can_run_at_once_are_refused(make_harness: MakeHarness) -> None:
     harness = make_harness(max_num_seqs=4)
     request = harness.add(ids(1, 10), n=5)
-    harness.run()
+    harness.step()
     assert harness.failures[request].kind == "invalid_request"
+    assert harness.failures[request].param == "n"
+    assert "max_num_seqs" in harness.failures[request].message
 
 
 def test_a_failed_step_ends_its_own_requests_with_an_error(make_harness: MakeHarness) -> None:

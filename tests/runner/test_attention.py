@@ -50,4 +50,6 @@ def test_a_model_that_the_kernels_do_not_take_is_refused_and_not_run_otherwise(m
         choose(dataclasses.replace(model, head_dim=48), asked, GPU)
     with pytest.raises(ConfigError, match=r"17 query heads.*at most 16; give --attention-backend torch"):
         choose(dataclasses.replace(model, num_heads=34, num_kv_heads=2), asked, GPU)
+    with pytest.raises(ConfigError, match=r"hidden size is 20480.*at most 16384; give --attention-backend torch"):
+        choose(dataclasses.replace(model, hidden_size=20480), asked, GPU)
     assert choose(dataclasses.replace(model, head_dim=48), "torch", GPU) == "torch"

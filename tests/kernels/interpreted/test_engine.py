@@ -105,3 +105,11 @@ def test_a_pool_that_is_too_small_for_all_at_once(model: Path) -> None:
 def test_half_precision_runs(model: Path) -> None:
     answer = tokens(Engine(model, "triton", dtype="float16").ask((prompt(10, 20), greedy())))
     assert len(answer[0]) == 5
+
+
+def test_a_model_that_normalises_queries_and_keys(tmp_path: Path) -> None:
+    settings = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "head_dim": 64}
+    save_tiny_model(tmp_path, "qwen3", eos_token_id=256, **settings)
+    model = write_byte_tokenizer(tmp_path)
+    answers = {backend: tokens(Engine(model, backend).ask((prompt(11, 30), greedy()))) for backend in BACKENDS}
+    assert answers["triton"] == answers["torch"]
