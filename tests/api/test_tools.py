@@ -178,6 +178,7 @@ def call(arguments: str, name: str = "f") -> str:
         ('{"a": 1, "b": "wxyz"}', False),
         ('{"a": 1, "c": 2}', False),
         ('{"a":1}', False),
+        ('{"a": 1,"b": "x"}', False),
         ('{ "a": 1}', False),
     ],
 )
