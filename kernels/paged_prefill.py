@@ -154,9 +154,9 @@ def _prefill_tile(
     heads = tl.program_id(1) * GROUP_SIZE + tl.arange(0, TILE_QUERIES) % GROUP_SIZE
     is_query = token_in_tile < num_tokens
     is_stored = is_query[:, None] & (dims < HEAD_DIM)[None, :]
-    tokens = first_token + token_in_tile
-    places = heads[:, None] * HEAD_DIM + dims[None, :]  # [TILE_QUERIES, DIM_TILE]
-    queries = tl.load(query + (tokens * query_stride)[:, None] + places, mask=is_stored, other=0.0)
+    # Only the first token's place needs 64 bits: the tile lies near it.
+    places = (token_in_tile * query_stride + heads * HEAD_DIM)[:, None] + dims[None, :]  # [TILE_QUERIES, DIM_TILE]
+    queries = tl.load(query + first_token * query_stride + places, mask=is_stored, other=0.0)
 
     best = tl.full([TILE_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([TILE_QUERIES], tl.float32)
@@ -204,10 +204,11 @@ def _prefill_tile(
         )
     attended, log_sum = finish_softmax(best, total, weighted)
     num_heads = tl.num_programs(1) * GROUP_SIZE
-    result = output + (tokens * num_heads * HEAD_DIM)[:, None] + places
+    results = token_in_tile * num_heads + heads
+    result = output + first_token * num_heads * HEAD_DIM + (results * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(result, attended.to(output.dtype.element_ty), mask=is_stored)
     if log_sums is not None:
-        tl.store(log_sums + tokens * num_heads + heads, log_sum, mask=is_query)
+        tl.store(log_sums + first_token * num_heads + results, log_sum, mask=is_query)
 
 
 def compile_cases() -> list[CompileCase]:
