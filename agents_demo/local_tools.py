@@ -91,7 +91,7 @@ _UNIT = {"type": "string", "enum": list(_UNITS)}
 TOOL_DESCRIPTIONS = [
     describe(
         "calculate",
-        "Evaluate arithmetic such as (2 + 3) * 4.",
+        "Evaluate an arithmetic expression with numbers, + - * / and parentheses.",
         {"expression": {"type": "string", "maxLength": 40}},
     ),
     describe("look_up", "Find a fact about a topic.", {"topic": {"type": "string", "enum": list(_FACTS)}}),

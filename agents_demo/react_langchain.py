@@ -9,7 +9,7 @@ from openai.types.completion_usage import PromptTokensDetails
 from pydantic import SecretStr
 
 from agents_demo.local_tools import TOOL_DESCRIPTIONS, call_tool
-from agents_demo.react_openai import ANSWER, QUESTIONS, SYSTEM_PROMPT
+from agents_demo.react_openai import ANSWER, QUESTIONS, SYSTEM_PROMPT, tool_choice
 from agents_demo.server import find_server, server_arguments
 from agents_demo.steps import StepLog
 
@@ -17,12 +17,15 @@ from agents_demo.steps import StepLog
 def run_agent(model: ChatOpenAI, question: str, log: StepLog, *, agent: str, max_steps: int) -> str:
     """Answer a question in at most max_steps calls of the model, and return the answer."""
     tools = cast(list[dict[str, Any]], [*TOOL_DESCRIPTIONS, ANSWER])
-    must_call = model.bind_tools(tools, tool_choice="required", parallel_tool_calls=False)
-    must_answer = model.bind_tools(tools, tool_choice="answer", parallel_tool_calls=False)
     messages: list[BaseMessage] = [SystemMessage(SYSTEM_PROMPT), HumanMessage(question)]
     for number in range(1, max_steps + 1):
         end = log.timer(agent, number)
-        message = (must_call if number < max_steps else must_answer).invoke(messages)
+        choice = tool_choice(number, max_steps)
+        message = model.bind_tools(
+            tools,
+            tool_choice=choice if isinstance(choice, str) else choice["function"]["name"],
+            parallel_tool_calls=False,
+        ).invoke(messages)
         assert isinstance(message, AIMessage)
         if not message.tool_calls:
             end("was cut off", _usage(message))
@@ -59,6 +62,7 @@ def main() -> None:
         api_key=SecretStr(server.api_key),
         model=server.model,
         temperature=0,
+        frequency_penalty=0.3,
         max_completion_tokens=200,
     )
     answers = []

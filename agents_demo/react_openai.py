@@ -5,7 +5,7 @@ Source of the loop: Yao et al. 2022 (ReAct).
 """
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 from openai import OpenAI
 from openai.types.chat import (
@@ -23,13 +23,26 @@ QUESTIONS = (
     "How many marathons would take a runner from the Earth to the Moon?",
 )
 SYSTEM_PROMPT = (
-    "You are a careful assistant that answers questions with tools. In each turn call one tool. Use look_up to find "
-    "a fact, convert to change units and calculate for arithmetic. Never guess a number that a tool can give. As "
-    "soon as the results of the tools hold the answer, call answer with one short sentence."
+    "You are a careful assistant that answers questions with tools. In each turn call one tool. Begin with look_up, "
+    "which finds a fact; then use convert to change units and calculate for arithmetic. Never guess a number that a "
+    "tool can give. As soon as the results of the tools hold the answer, call answer with one short sentence."
 )
-ANSWER = describe("answer", "Tell the user the final answer.", {"text": {"type": "string", "maxLength": 160}})
+ANSWER = describe("answer", "Tell the user the final answer.", {"text": {"type": "string", "maxLength": 100}})
 _TOOLS: list[ChatCompletionFunctionToolParam] = [*TOOL_DESCRIPTIONS, ANSWER]
-_ANSWER_NOW: ChatCompletionNamedToolChoiceParam = {"type": "function", "function": {"name": "answer"}}
+
+
+def tool_choice(number: int, max_steps: int) -> Literal["required"] | ChatCompletionNamedToolChoiceParam:
+    """Return which tool the model may call in a step.
+
+    A small model forgets to call one, or answers before it knows anything. So it must call a tool in every step, look
+    something up in the first one and answer in the last. The list of tools stays as it is: it stands at the beginning
+    of the prompt, and whatever comes behind a change there would have to be computed again.
+    """
+    if number == max_steps:
+        return {"type": "function", "function": {"name": "answer"}}
+    if number == 1:
+        return {"type": "function", "function": {"name": "look_up"}}
+    return "required"
 
 
 def run_agent(client: OpenAI, model: str, question: str, log: StepLog, *, agent: str, max_steps: int) -> str:
@@ -44,10 +57,10 @@ def run_agent(client: OpenAI, model: str, question: str, log: StepLog, *, agent:
             model=model,
             messages=messages,
             tools=_TOOLS,
-            # A small model forgets to call tools: it must. In its last step it must answer.
-            tool_choice="required" if number < max_steps else _ANSWER_NOW,
+            tool_choice=tool_choice(number, max_steps),
             parallel_tool_calls=False,
             temperature=0,
+            frequency_penalty=0.3,
             max_tokens=200,
         )
         assert completion.usage is not None

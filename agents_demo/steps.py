@@ -8,12 +8,15 @@ from types import TracebackType
 from typing import Self
 
 from openai.types import CompletionUsage
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-_COLUMNS = ("agent", "step", "did", "prompt", "cached", "computed", "written", "seconds")
-_NUM_TEXT_COLUMNS = 3
+_TEXTS = ("agent", "step", "did")
+_NUMBERS = ("prompt", "cached", "computed", "written", "seconds")
+# So that the table fits a terminal of 80 columns.
+_MAX_AGENT, _MAX_DID = 12, 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class StepLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._live.stop()
+        self._console.print()
         if kind is None:
             for line in self.summary().lines():
                 self._console.print(line, highlight=False)
@@ -136,15 +140,16 @@ class StepLog:
         return Summary.of(self.steps, time.monotonic() - self._began)
 
     def _table(self) -> Table:
-        table = Table(title=self._title)
-        for position, name in enumerate(_COLUMNS):
-            is_text = position < _NUM_TEXT_COLUMNS
-            table.add_column(name, justify="left" if is_text else "right", overflow="ellipsis", no_wrap=True)
+        table = Table(title=self._title, box=SIMPLE_HEAD, padding=0, title_justify="left")
+        for name in _TEXTS:
+            table.add_column(name, no_wrap=True)
+        for name in _NUMBERS:
+            table.add_column(name, justify="right", no_wrap=True)
         for step in self._steps:
             table.add_row(
-                step.agent,
+                _cut(step.agent, _MAX_AGENT),
                 str(step.number),
-                step.did,
+                _cut(step.did, _MAX_DID),
                 f"{step.prompt_tokens:,}",
                 f"{step.cached_tokens:,}",
                 f"{step.computed_tokens:,}",
@@ -152,6 +157,10 @@ class StepLog:
                 f"{step.seconds:.2f}",
             )
         return table
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _share(part: int, whole: int) -> float:

@@ -13,8 +13,12 @@ from agents_demo.server import find_server, server_arguments
 from agents_demo.steps import StepLog
 
 TASK = (
-    "A small library wants more young readers. It has one room, two librarians and little money. Here is a plan, "
-    "one short numbered step a line, each building on those before it.\n\nPlan:\n"
+    "Plans have short numbered steps, one a line, each building on those before it.\n\n"
+    "Problem: A school wants its pupils to eat more fruit, and has a garden and little money.\n"
+    "Plan:\n1. Ask the pupils which fruit they like best.\n2. Plant three trees of these kinds in the garden.\n"
+    "3. Let each class care for one tree and eat what it bears.\n"
+    "In one sentence, the plan is to let pupils grow the fruit that they chose.\n\n"
+    "Problem: A small library wants more young readers. It has one room, two librarians and little money.\nPlan:\n"
 )
 
 
@@ -57,6 +61,7 @@ def grow(client: OpenAI, model: str, task: str, search: Search, log: StepLog) ->
                 stop="\n",
                 seed=number * 100 + index,
                 logprobs=0,
+                extra_body={"min_tokens": 6},
             )
             assert completion.usage is not None
             grown += _continuations(path, number, completion)
@@ -70,7 +75,7 @@ def conclude(client: OpenAI, model: str, task: str, path: Path, log: StepLog, *,
     end = log.timer("beam search", 1)
     completion = client.completions.create(
         model=model,
-        prompt=f"{task}{path.text}\nIn one sentence, the plan is to",
+        prompt=f"{task}{path.text}In one sentence, the plan is to",
         max_tokens=40,
         stop="\n",
         extra_body={"use_beam_search": True, "beam_width": beam_width},
