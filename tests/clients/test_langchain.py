@@ -1,16 +1,17 @@
 """LangChain's ChatOpenAI against a server on the loopback interface."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from operator import add
 
+import httpx
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAI
 
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.api.serving import served
+from tests.api.serving import alphabet, served
 from tests.clients.speaker import speaker
 from tests.stub_engine import stub_engine
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.anyio
 REPLIES = {"Who are you?": "I am a stub.", "And now?": "Still a stub.", "Count.": "one two three"}
 SYSTEM = "You answer in few words. " * 4
 
+ChatModel = Callable[..., ChatOpenAI]
+
 
 @pytest.fixture
 async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
@@ -26,12 +29,8 @@ async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
         yield f"{url}/v1"
 
 
-def chat_model(base_url: str, **settings: object) -> ChatOpenAI:
-    return ChatOpenAI(base_url=base_url, api_key="none", model="stub", max_retries=0, **settings)
-
-
-async def test_invoke_and_a_second_turn(base_url: str) -> None:
-    model = chat_model(base_url)
+async def test_invoke_and_a_second_turn(chat_model: ChatModel) -> None:
+    model = chat_model()
     messages = [SystemMessage(SYSTEM), HumanMessage("Who are you?")]
     first = await asyncio.to_thread(model.invoke, messages)
     assert first.content == "I am a stub."
@@ -42,8 +41,8 @@ async def test_invoke_and_a_second_turn(base_url: str) -> None:
     assert second.usage_metadata["input_token_details"]["cache_read"] >= first.usage_metadata["total_tokens"] - 1
 
 
-async def test_tc_5_a_streams_usage_equals_invokes(base_url: str) -> None:
-    model = chat_model(base_url, stream_usage=True)
+async def test_tc_5_a_streams_usage_equals_invokes(chat_model: ChatModel) -> None:
+    model = chat_model(stream_usage=True)
     messages = [SystemMessage(SYSTEM), HumanMessage("Count.")]
     cold = [chunk async for chunk in model.astream(messages)]
     warm = [chunk async for chunk in model.astream(messages)]
@@ -58,23 +57,23 @@ async def test_tc_5_a_streams_usage_equals_invokes(base_url: str) -> None:
     assert warm_usage == whole.usage_metadata
 
 
-async def test_a_batch_keeps_its_order(base_url: str) -> None:
+async def test_a_batch_keeps_its_order(chat_model: ChatModel) -> None:
     questions = ["Count.", "Who are you?", "And now?"] * 4
-    answers = await chat_model(base_url).abatch([[HumanMessage(question)] for question in questions])
+    answers = await chat_model().abatch([[HumanMessage(question)] for question in questions])
     assert [answer.content for answer in answers] == [REPLIES[question] for question in questions]
 
 
-async def test_stop_and_length_reach_the_caller(base_url: str) -> None:
-    model = chat_model(base_url)
+async def test_stop_and_length_reach_the_caller(chat_model: ChatModel) -> None:
+    model = chat_model()
     stopped = await model.ainvoke([HumanMessage("Count.")], stop=[" three"])
     assert (stopped.content, stopped.response_metadata["finish_reason"]) == ("one two", "stop")
-    cut = await chat_model(base_url, max_completion_tokens=5).ainvoke([HumanMessage("Count.")])
+    cut = await chat_model(max_completion_tokens=5).ainvoke([HumanMessage("Count.")])
     assert isinstance(cut, AIMessage)
     assert (cut.content, cut.response_metadata["finish_reason"]) == ("one t", "length")
 
 
-async def test_the_plain_calls_do_what_the_async_ones_do(base_url: str) -> None:
-    model = chat_model(base_url, stream_usage=True)
+async def test_the_plain_calls_do_what_the_async_ones_do(chat_model: ChatModel) -> None:
+    model = chat_model(stream_usage=True)
 
     def call() -> None:
         assert model.invoke("Count.").content == "one two three"
@@ -87,19 +86,28 @@ async def test_the_plain_calls_do_what_the_async_ones_do(base_url: str) -> None:
     await asyncio.to_thread(call)
 
 
-async def test_a_streams_last_chunks_say_why_it_ended(base_url: str) -> None:
+async def test_a_streams_last_chunks_say_why_it_ended(chat_model: ChatModel) -> None:
     for settings, text, reason in (
         ({}, "one two three", "stop"),
         ({"max_completion_tokens": 5}, "one t", "length"),
         ({"stop_sequences": [" two"]}, "one", "stop"),
     ):
-        chunks = [chunk async for chunk in chat_model(base_url, **settings).astream("Count.")]
+        chunks = [chunk async for chunk in chat_model(**settings).astream("Count.")]
         assert "".join(chunk.content for chunk in chunks) == text
         assert [
             chunk.response_metadata["finish_reason"] for chunk in chunks if "finish_reason" in chunk.response_metadata
         ] == [reason]
 
 
-async def test_several_answers_and_a_seed_reach_the_server(base_url: str) -> None:
-    result = await chat_model(base_url, n=2, seed=1).agenerate([[HumanMessage("Count.")]])
+async def test_several_answers_and_a_seed_reach_the_server(chat_model: ChatModel) -> None:
+    result = await chat_model(n=2, seed=1).agenerate([[HumanMessage("Count.")]])
     assert [generation.text for generation in result.generations[0]] == ["one two three"] * 2
+
+
+async def test_its_completions_are_the_servers(tokenizer: Tokenizer) -> None:
+    # Its own client would be closed by no one.
+    async with served(stub_engine(tokenizer, alphabet)) as url, httpx.AsyncClient() as http:
+        model = OpenAI(base_url=f"{url}/v1", api_key="none", model="stub", max_tokens=3, http_async_client=http)
+        assert await model.ainvoke("abc") == "def"
+        assert await model.abatch(["abc", "x"]) == ["def", "yz"]
+        assert [piece async for piece in model.astream("abc")] == ["d", "e", "f"]

@@ -1,7 +1,7 @@
 """Agents' loops by LangChain: tools bound, called, streamed and answered, on a server on the loopback interface."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -50,6 +50,8 @@ REPLIES = {
 }
 SYSTEM = SystemMessage("You are careful with numbers. " * 4)
 
+ChatModel = Callable[..., ChatOpenAI]
+
 
 @pytest.fixture
 async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
@@ -57,10 +59,6 @@ async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
     engine = stub_engine(tokenizer, speaker(REPLIES), config=config, num_blocks=512, max_model_len=4096)
     async with served(engine) as url:
         yield f"{url}/v1"
-
-
-def chat_model(base_url: str, **settings: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=base_url, api_key="none", model="stub", max_retries=0, **settings)
 
 
 async def run_calls(message: AIMessage) -> list[BaseMessage]:
@@ -77,9 +75,9 @@ async def run_calls(message: AIMessage) -> list[BaseMessage]:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_loop_goes_on_until_the_answer_and_hits_the_cache_in_every_step(
-    base_url: str, is_streamed: bool
+    chat_model: ChatModel, is_streamed: bool
 ) -> None:
-    model = chat_model(base_url, stream_usage=True).bind_tools(list(TOOLS.values()))
+    model = chat_model(stream_usage=True).bind_tools(list(TOOLS.values()))
     messages: list[BaseMessage] = [SYSTEM, HumanMessage("Add 1 and 20, then halve.")]
     known = 0
     answers = []
@@ -107,9 +105,9 @@ async def test_a_loop_goes_on_until_the_answer_and_hits_the_cache_in_every_step(
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "any", "required", "plus", True])
-async def test_the_pieces_of_a_streamed_call_add_up_to_the_plain_one(base_url: str, choice: Any) -> None:
+async def test_the_pieces_of_a_streamed_call_add_up_to_the_plain_one(chat_model: ChatModel, choice: Any) -> None:
     offered = [plus] if choice is True else list(TOOLS.values())
-    model = chat_model(base_url).bind_tools(offered, tool_choice=choice)
+    model = chat_model().bind_tools(offered, tool_choice=choice)
     question = [HumanMessage("Add 1 and 20, then halve.")]
     chunks = [chunk async for chunk in model.astream(question)]
     pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
@@ -125,8 +123,8 @@ async def test_the_pieces_of_a_streamed_call_add_up_to_the_plain_one(base_url: s
     assert plain.response_metadata["finish_reason"] == streamed.response_metadata["finish_reason"] == "tool_calls"
 
 
-async def test_tc_3_pieces_of_parallel_calls_have_their_own_index(base_url: str) -> None:
-    model = chat_model(base_url).bind_tools(list(TOOLS.values()))
+async def test_tc_3_pieces_of_parallel_calls_have_their_own_index(chat_model: ChatModel) -> None:
+    model = chat_model().bind_tools(list(TOOLS.values()))
     chunks = [chunk async for chunk in model.astream([HumanMessage("Both at once!")])]
     streamed = reduce(add, chunks)
     assert isinstance(streamed, AIMessageChunk)
@@ -135,20 +133,20 @@ async def test_tc_3_pieces_of_parallel_calls_have_their_own_index(base_url: str)
         ("divide", {"a": 1, "b": 2}),
     ]
     assert len({call["id"] for call in streamed.tool_calls}) == 2
-    one = chat_model(base_url).bind_tools(list(TOOLS.values()), parallel_tool_calls=False)
+    one = chat_model().bind_tools(list(TOOLS.values()), parallel_tool_calls=False)
     assert [call["name"] for call in (await one.ainvoke([HumanMessage("Both at once!")])).tool_calls] == ["plus"]
 
 
-async def test_tools_need_not_be_called_and_none_forbids_it(base_url: str) -> None:
+async def test_tools_need_not_be_called_and_none_forbids_it(chat_model: ChatModel) -> None:
     for choice in ("auto", "none"):
-        model = chat_model(base_url).bind_tools(list(TOOLS.values()), tool_choice=choice)
+        model = chat_model().bind_tools(list(TOOLS.values()), tool_choice=choice)
         answer = await model.ainvoke([HumanMessage("Hello?")])
         assert (answer.content, answer.tool_calls) == ("Hi.", [])
         assert answer.response_metadata["finish_reason"] == "stop"
 
 
-async def test_a_call_that_is_cut_off_says_length(base_url: str) -> None:
-    model = chat_model(base_url, max_completion_tokens=55).bind_tools([plus], tool_choice="any")
+async def test_a_call_that_is_cut_off_says_length(chat_model: ChatModel) -> None:
+    model = chat_model(max_completion_tokens=55).bind_tools([plus], tool_choice="any")
     question = [HumanMessage("Add 1 and 20, then halve.")]
     whole = await model.ainvoke(question)
     assert whole.response_metadata["finish_reason"] == "length"
@@ -161,14 +159,38 @@ async def test_a_call_that_is_cut_off_says_length(base_url: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["any", "plus"])
-async def test_a_call_that_must_be_made_is_one_call(base_url: str, choice: str) -> None:
-    model = chat_model(base_url, max_completion_tokens=300).bind_tools(list(TOOLS.values()), tool_choice=choice)
+async def test_a_call_that_must_be_made_is_one_call(chat_model: ChatModel, choice: str) -> None:
+    model = chat_model(max_completion_tokens=300).bind_tools(list(TOOLS.values()), tool_choice=choice)
     answer = await model.ainvoke([HumanMessage("Both at once!")])
     assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("plus", {"a": 1, "b": 2})]
 
 
-async def test_tc_4_a_tool_that_was_not_bound_is_a_bad_request(base_url: str) -> None:
-    model = chat_model(base_url).bind_tools([plus], tool_choice={"type": "function", "function": {"name": "divide"}})
+CALL: Any = {"id": "c1", "name": "plus", "args": {"a": 1, "b": 20}}
+CUT: Any = {"type": "invalid_tool_call", "id": "c1", "name": "plus", "args": '{"a": 1, "b"', "error": None}
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [AIMessage("", tool_calls=[CALL]), ToolMessage("10.5", tool_call_id="c1", name="plus", status="error")],
+        [AIMessage("", tool_calls=[CALL]), ToolMessage([{"type": "text", "text": "10.5"}], tool_call_id="c1")],
+        [AIMessage([{"type": "text", "text": "I add."}], tool_calls=[CALL]), ToolMessage("10.5", tool_call_id="c1")],
+        [AIMessage("", invalid_tool_calls=[CUT]), ToolMessage("10.5", tool_call_id="c1")],
+    ],
+    ids=["error", "parts", "text before the call", "cut-off call"],
+)
+@pytest.mark.parametrize("is_offered", [True, False])
+async def test_any_history_that_langchain_writes_is_taken(
+    chat_model: ChatModel, turns: list[BaseMessage], is_offered: bool
+) -> None:
+    messages = [SYSTEM, HumanMessage("Both at once!", name="anna"), *turns]
+    model = chat_model()
+    answer = await (model.bind_tools([plus]) if is_offered else model).ainvoke(messages)
+    assert answer.content == "It is 10.5."
+
+
+async def test_tc_4_a_tool_that_was_not_bound_is_a_bad_request(chat_model: ChatModel) -> None:
+    model = chat_model().bind_tools([plus], tool_choice={"type": "function", "function": {"name": "divide"}})
     with pytest.raises(openai.BadRequestError) as caught:
         await model.ainvoke([HumanMessage("Hello?")])
     assert caught.value.param == "tool_choice"

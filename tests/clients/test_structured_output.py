@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any, Literal, TypedDict
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, TypedDict
 
 import openai
 import pytest
@@ -56,6 +56,8 @@ ANSWER = Answer(number=42, text='It is "42", naïvely.')
 # LangChain takes the name of a schema from its title.
 SCHEMA = {**Answer.model_json_schema(), "title": "Answer"}
 
+ChatModel = Callable[..., ChatOpenAI]
+
 
 @pytest.fixture
 async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
@@ -65,17 +67,13 @@ async def base_url(tokenizer: Tokenizer) -> AsyncIterator[str]:
         yield f"{url}/v1"
 
 
-def chat_model(base_url: str, **settings: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=base_url, api_key="none", model="stub", max_retries=0, **settings)
-
-
 def question(method: Method) -> list[HumanMessage]:
     return [HumanMessage(f"By {method}?")]
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_an_answer_becomes_a_model(base_url: str, method: Method) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method=method)
+async def test_an_answer_becomes_a_model(chat_model: ChatModel, method: Method) -> None:
+    model = chat_model().with_structured_output(Answer, method=method)
     assert await model.ainvoke(question(method)) == ANSWER
     assert await asyncio.to_thread(model.invoke, question(method)) == ANSWER
     assert await model.abatch([question(method)] * 3) == [ANSWER] * 3
@@ -83,34 +81,34 @@ async def test_an_answer_becomes_a_model(base_url: str, method: Method) -> None:
 
 @pytest.mark.parametrize("strict", [None, True, False])
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-async def test_tc_4_strict_or_not_the_form_is_kept(base_url: str, method: Method, strict: bool | None) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method=method, strict=strict)
+async def test_tc_4_strict_or_not_the_form_is_kept(chat_model: ChatModel, method: Method, strict: bool | None) -> None:
+    model = chat_model().with_structured_output(Answer, method=method, strict=strict)
     assert await model.ainvoke(question(method)) == ANSWER
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_an_answer_becomes_a_dictionary(base_url: str, method: Method) -> None:
-    model = chat_model(base_url).with_structured_output(SCHEMA, method=method)
+async def test_an_answer_becomes_a_dictionary(chat_model: ChatModel, method: Method) -> None:
+    model = chat_model().with_structured_output(SCHEMA, method=method)
     assert await model.ainvoke(question(method)) == ANSWER.model_dump()
 
 
-async def test_the_form_may_be_a_typed_dictionary(base_url: str) -> None:
-    model = chat_model(base_url).with_structured_output(AnswerKeys, method="json_schema")
+async def test_the_form_may_be_a_typed_dictionary(chat_model: ChatModel) -> None:
+    model = chat_model().with_structured_output(AnswerKeys, method="json_schema")
     assert await model.ainvoke(question("json_schema")) == ANSWER.model_dump()
 
 
 # LangChain dumps the client's parsed message by the schema of one that is not parsed, of which pydantic warns.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_stream_ends_with_the_answer(base_url: str, method: Method) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method=method)
+async def test_a_stream_ends_with_the_answer(chat_model: ChatModel, method: Method) -> None:
+    model = chat_model().with_structured_output(Answer, method=method)
     *_, last = [part async for part in model.astream(question(method))]
     assert last == ANSWER
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_the_raw_message_may_be_included(base_url: str, method: Method) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method=method, include_raw=True)
+async def test_the_raw_message_may_be_included(chat_model: ChatModel, method: Method) -> None:
+    model = chat_model().with_structured_output(Answer, method=method, include_raw=True)
     result = await model.ainvoke(question(method))
     assert (result["parsed"], result["parsing_error"]) == (ANSWER, None)
     raw = result["raw"]
@@ -125,8 +123,8 @@ async def test_the_raw_message_may_be_included(base_url: str, method: Method) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_tc_7_an_answer_that_was_cut_off_is_never_taken_for_one(base_url: str, method: Method) -> None:
-    cut = chat_model(base_url, max_completion_tokens=80 if method == "function_calling" else 20)
+async def test_tc_7_an_answer_that_was_cut_off_is_never_taken_for_one(chat_model: ChatModel, method: Method) -> None:
+    cut = chat_model(max_completion_tokens=80 if method == "function_calling" else 20)
     model = cut.with_structured_output(Answer, method=method, include_raw=True)
     if method != "function_calling":
         # The openai package looks at finish_reason itself.
@@ -142,17 +140,17 @@ async def test_tc_7_an_answer_that_was_cut_off_is_never_taken_for_one(base_url: 
     assert not raw.tool_calls
 
 
-async def test_json_mode_holds_to_json_and_leaves_the_schema_to_the_client(base_url: str) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method="json_mode")
+async def test_json_mode_holds_to_json_and_leaves_the_schema_to_the_client(chat_model: ChatModel) -> None:
+    model = chat_model().with_structured_output(Answer, method="json_mode")
     with pytest.raises(OutputParserException) as caught:
         await model.ainvoke([HumanMessage("Wrong?")])
     assert isinstance(caught.value.__cause__, ValidationError)
 
 
-async def test_a_form_that_cannot_be_enforced_is_the_clients_bad_request(base_url: str) -> None:
+async def test_a_form_that_cannot_be_enforced_is_the_clients_bad_request(chat_model: ChatModel) -> None:
     schema = {"title": "Answer", "type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for method, param in (("json_schema", "response_format"), ("function_calling", "tools")):
         with pytest.raises(openai.BadRequestError) as caught:
-            await chat_model(base_url).with_structured_output(schema, method=method).ainvoke([HumanMessage("Hello?")])
+            await chat_model().with_structured_output(schema, method=method).ainvoke([HumanMessage("Hello?")])
         assert caught.value.param == param
         assert "uniqueItems" in str(caught.value)
