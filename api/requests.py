@@ -44,7 +44,7 @@ class NamedToolChoice(msgspec.Struct):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common. beam_width: checked where its limit is known."""
+    """What chat, completions and beam search have in common. beam_width: checked where its limit is known."""
 
     model: str | None = None
     n: int | None = None
