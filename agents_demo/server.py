@@ -4,7 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from openai import OpenAI, OpenAIError
+from openai import APIConnectionError, OpenAI, OpenAIError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,20 @@ def server_arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def positive(text: str) -> int:
+    """Read a flag whose value is at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
+
+
 def find_server(options: argparse.Namespace) -> Server:
     """Return the server that the flags name. Ends the program with a message if there is none."""
     try:
-        models = OpenAI(base_url=options.base_url, api_key=options.api_key).models.list().data
-    except OpenAIError as error:
+        with OpenAI(base_url=options.base_url, api_key=options.api_key) as client:
+            models = client.models.list().data
+    except APIConnectionError as error:
         sys.exit(f"no server answers at {options.base_url} ({error}); start one with: make serve")
+    except OpenAIError as error:
+        sys.exit(f"the server at {options.base_url} does not name its models: {error}")
     return Server(options.base_url, options.api_key, options.model or models[0].id)

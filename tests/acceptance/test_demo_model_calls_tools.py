@@ -71,7 +71,7 @@ def test_a_streamed_call_is_the_plain_one_and_the_next_step_finds_it_in_the_cach
     assert len(pieces) > 1
     messages += [plain.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 20 degrees."}]
     usage = ask(client, messages, tool_choice="auto", temperature=0).usage
-    assert usage.prompt_tokens_details.cached_tokens > plain.usage.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= plain.usage.total_tokens - 1
 
 
 def test_an_answer_that_need_not_call_is_text_or_calls(client: openai.OpenAI) -> None:
