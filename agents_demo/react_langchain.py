@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from agents_demo.local_tools import TOOL_DESCRIPTIONS, call_tool
 from agents_demo.react_openai import ANSWER, QUESTIONS, SYSTEM_PROMPT, tool_choice
-from agents_demo.server import find_server, server_arguments
+from agents_demo.server import count, find_server, server_arguments
 from agents_demo.steps import StepLog
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Ask the questions one after another."""
     parser = server_arguments("A ReAct loop with three local tools, by LangChain.")
     parser.add_argument("--question", action="append", help="repeatable; default: two that need the tools")
-    parser.add_argument("--max-steps", type=int, default=5)
+    parser.add_argument("--max-steps", type=count, default=5)
     options = parser.parse_args()
     server = find_server(options)
     model = ChatOpenAI(

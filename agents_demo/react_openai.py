@@ -15,7 +15,7 @@ from openai.types.chat import (
 )
 
 from agents_demo.local_tools import TOOL_DESCRIPTIONS, call_tool, describe
-from agents_demo.server import find_server, server_arguments
+from agents_demo.server import count, find_server, server_arguments
 from agents_demo.steps import StepLog
 
 QUESTIONS = (
@@ -103,7 +103,7 @@ def main() -> None:
     """Ask the questions one after another."""
     parser = server_arguments("A ReAct loop with three local tools, by the openai package.")
     parser.add_argument("--question", action="append", help="repeatable; default: two that need the tools")
-    parser.add_argument("--max-steps", type=int, default=5)
+    parser.add_argument("--max-steps", type=count, default=5)
     options = parser.parse_args()
     server = find_server(options)
     client = server.client()

@@ -4,7 +4,9 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from openai import OpenAI, OpenAIError
+from openai import APIStatusError, OpenAI, OpenAIError
+
+_HINTS = {401: "; the key goes in --api-key", 404: "; most base URLs end in /v1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,24 @@ def server_arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def count(text: str) -> int:
+    """Return a number of at least 1, as a type of a flag."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def find_server(options: argparse.Namespace) -> Server:
-    """Return the server that the flags name. Ends the program with a message if there is none."""
+    """Return the server that the flags name. Ends the program with a message if it is not there or refuses."""
+    url = options.base_url
     try:
-        models = OpenAI(base_url=options.base_url, api_key=options.api_key).models.list().data
+        with OpenAI(base_url=url, api_key=options.api_key) as client:
+            models = [model.id for model in client.models.list().data]
+    except APIStatusError as error:
+        sys.exit(f"the server at {url} refuses: {error.message}{_HINTS.get(error.status_code, '')}")
     except OpenAIError as error:
-        sys.exit(f"no server answers at {options.base_url} ({error}); start one with: make serve")
-    return Server(options.base_url, options.api_key, options.model or models[0].id)
+        sys.exit(f"no server answers at {url} ({error}); start one with: make serve")
+    if options.model not in [None, *models]:
+        sys.exit(f"the server at {url} does not serve {options.model}; it serves {', '.join(models)}")
+    return Server(url, options.api_key, options.model or models[0])

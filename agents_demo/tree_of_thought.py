@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from openai import OpenAI
 from openai.types import Completion
 
-from agents_demo.server import find_server, server_arguments
+from agents_demo.server import count, find_server, server_arguments
 from agents_demo.steps import StepLog
 
 TASK = (
@@ -98,10 +98,10 @@ def _continuations(path: Path, number: int, completion: Completion) -> list[Path
 def main() -> None:
     """Grow a plan and print it."""
     parser = server_arguments("A tree of thoughts, by n samples and beam search over shared prefixes.")
-    parser.add_argument("--samples", type=int, default=4, help="next steps sampled from each path")
-    parser.add_argument("--keep", type=int, default=2, help="paths kept after each step")
-    parser.add_argument("--depth", type=int, default=3, help="steps of a plan")
-    parser.add_argument("--beam-width", type=int, default=4)
+    parser.add_argument("--samples", type=count, default=4, help="next steps sampled from each path")
+    parser.add_argument("--keep", type=count, default=2, help="paths kept after each step")
+    parser.add_argument("--depth", type=count, default=3, help="steps of a plan")
+    parser.add_argument("--beam-width", type=count, default=4)
     options = parser.parse_args()
     server = find_server(options)
     client = server.client()
