@@ -4,9 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from openai import APIStatusError, OpenAI, OpenAIError
-
-_HINTS = {401: "; the key goes in --api-key", 404: "; most base URLs end in /v1"}
+from openai import APIConnectionError, OpenAI, OpenAIError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +29,20 @@ def server_arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def count(text: str) -> int:
-    """Return a number of at least 1, as a type of a flag."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+def positive(text: str) -> int:
+    """Read a flag whose value is at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
 
 
 def find_server(options: argparse.Namespace) -> Server:
-    """Return the server that the flags name. Ends the program with a message if it is not there or refuses."""
-    url = options.base_url
+    """Return the server that the flags name. Ends the program with a message if there is none."""
     try:
-        with OpenAI(base_url=url, api_key=options.api_key) as client:
-            models = [model.id for model in client.models.list().data]
-    except APIStatusError as error:
-        sys.exit(f"the server at {url} refuses: {error.message}{_HINTS.get(error.status_code, '')}")
+        with OpenAI(base_url=options.base_url, api_key=options.api_key) as client:
+            models = client.models.list().data
+    except APIConnectionError as error:
+        sys.exit(f"no server answers at {options.base_url} ({error}); start one with: make serve")
     except OpenAIError as error:
-        sys.exit(f"no server answers at {url} ({error}); start one with: make serve")
-    if options.model not in [None, *models]:
-        sys.exit(f"the server at {url} does not serve {options.model}; it serves {', '.join(models)}")
-    return Server(url, options.api_key, options.model or models[0])
+        sys.exit(f"the server at {options.base_url} does not name its models: {error}")
+    return Server(options.base_url, options.api_key, options.model or models[0].id)

@@ -3,6 +3,7 @@
 The system prompt is computed once for the whole team, and every turn finds its own conversation in the cache.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from openai import OpenAI
@@ -73,14 +74,17 @@ def run_member(client: OpenAI, model: str, role: str, log: StepLog, *, num_tasks
     return said
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the team, all members at once."""
     parser = server_arguments("Eight agents that share one long system prompt.")
     parser.add_argument("--tasks", type=int, default=len(TASKS), choices=range(1, len(TASKS) + 1))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     server = find_server(options)
-    client = server.client()
-    with StepLog("A team with one system prompt") as log, ThreadPoolExecutor(len(ROLES)) as threads:
+    with (
+        server.client() as client,
+        StepLog("A team with one system prompt") as log,
+        ThreadPoolExecutor(len(ROLES)) as threads,
+    ):
         runs = [threads.submit(run_member, client, server.model, role, log, num_tasks=options.tasks) for role in ROLES]
         for run in runs:
             run.result()

@@ -4,12 +4,13 @@ All paths begin with the same task, and the samples of one node with the same pa
 Source: Yao et al. 2023 (Tree of Thoughts), breadth-first search; a path's score is its mean log-probability.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openai import OpenAI
 from openai.types import Completion
 
-from agents_demo.server import count, find_server, server_arguments
+from agents_demo.server import find_server, positive, server_arguments
 from agents_demo.steps import StepLog
 
 TASK = (
@@ -49,7 +50,8 @@ def grow(client: OpenAI, model: str, task: str, search: Search, log: StepLog) ->
     """Return the best plan that the search finds."""
     paths = [Path("")]
     for number in range(1, search.depth + 1):
-        grown: list[Path] = []
+        # Samples may agree: each text is one path.
+        grown: dict[str, Path] = {}
         for index, path in enumerate(paths, start=1):
             end = log.timer(f"path {index}", number)
             completion = client.completions.create(
@@ -64,9 +66,9 @@ def grow(client: OpenAI, model: str, task: str, search: Search, log: StepLog) ->
                 extra_body={"min_tokens": 6},
             )
             assert completion.usage is not None
-            grown += _continuations(path, number, completion)
+            grown |= {grown_path.text: grown_path for grown_path in _continuations(path, number, completion)}
             end(f"{search.samples} samples", completion.usage)
-        paths = sorted(grown, key=lambda path: path.score, reverse=True)[: search.keep]
+        paths = sorted(grown.values(), key=lambda path: path.score, reverse=True)[: search.keep]
     return paths[0]
 
 
@@ -95,18 +97,17 @@ def _continuations(path: Path, number: int, completion: Completion) -> list[Path
     return grown
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Grow a plan and print it."""
     parser = server_arguments("A tree of thoughts, by n samples and beam search over shared prefixes.")
-    parser.add_argument("--samples", type=count, default=4, help="next steps sampled from each path")
-    parser.add_argument("--keep", type=count, default=2, help="paths kept after each step")
-    parser.add_argument("--depth", type=count, default=3, help="steps of a plan")
-    parser.add_argument("--beam-width", type=count, default=4)
-    options = parser.parse_args()
+    parser.add_argument("--samples", type=positive, default=4, help="next steps sampled from each path")
+    parser.add_argument("--keep", type=positive, default=2, help="paths kept after each step")
+    parser.add_argument("--depth", type=positive, default=3, help="steps of a plan")
+    parser.add_argument("--beam-width", type=positive, default=4)
+    options = parser.parse_args(arguments)
     server = find_server(options)
-    client = server.client()
     search = Search(options.samples, options.keep, options.depth)
-    with StepLog("Tree of thoughts") as log:
+    with server.client() as client, StepLog("Tree of thoughts") as log:
         path = grow(client, server.model, TASK, search, log)
         conclusion = conclude(client, server.model, TASK, path, log, beam_width=options.beam_width)
     print(f"{path.text}The plan is to {conclusion}")

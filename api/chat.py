@@ -30,7 +30,6 @@ from radixserve.api.service import HeadFields, Service, service_of
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use, template_tools
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
-from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, EngineReady, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -59,8 +58,6 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)
     prompt = encode_messages(request.messages, request, service.engine.tokenizer, tools, answers)
-    if not prompt:
-        raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
     prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(

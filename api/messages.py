@@ -23,7 +23,8 @@ def encode_messages(
     tools: those that the model may call, as chat templates take them.
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.
     answers: finds the ids to use for an assistant's turn that is exactly an earlier answer.
-    Raises InvalidRequest for messages and options that do not go together, or that the chat template refuses.
+    Raises InvalidRequest for messages and options that do not go together, and for those that the chat template refuses
+    or makes nothing of.
     """
     continues = options.continue_final_message or False
     if continues and messages and messages[-1].tool_calls:
@@ -38,7 +39,7 @@ def encode_messages(
             param="chat_template_kwargs",
         )
     try:
-        return tokenizer.encode_chat(
+        token_ids = tokenizer.encode_chat(
             template_messages(messages),
             tools=tools,
             add_generation_prompt=(
@@ -52,3 +53,6 @@ def encode_messages(
         raise InvalidRequest(
             "messages, tools or chat_template_kwargs are nested too deeply", param="messages"
         ) from None
+    if not token_ids:
+        raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
+    return token_ids

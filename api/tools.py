@@ -10,7 +10,7 @@ from radixserve.api.requests import GenerationRequest, NamedToolChoice, Tool, To
 from radixserve.api.tool_grammar import check_tool_grammar, tool_grammar
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
-from radixserve.sampling_params import SamplingParams
+from radixserve.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN, CALL_END
 from radixserve.tokenizer.tokenizer import Tokenizer
 
@@ -43,7 +43,8 @@ class ToolUse:
             grammar = tool_grammar(offered, max_calls=self.max_calls, special_texts=tokenizer.special_texts)
             check_tool_grammar(grammar, offered, grammars)
             params = msgspec.structs.replace(params, grammar=grammar)
-        if self.stops_after_call and CALL_END not in params.stop:
+        # Beside as many stop strings as there may be the answer goes on, and what follows the call is dropped.
+        if self.stops_after_call and CALL_END not in params.stop and len(params.stop) < MAX_STOP_STRINGS:
             # The end of the call belongs to it; with other stop strings that cannot be told apart.
             includes_stop = params.include_stop_str_in_output or not params.stop
             params = msgspec.structs.replace(

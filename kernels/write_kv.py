@@ -100,7 +100,7 @@ def write_kv(
     head_dim]. Both of one dtype and contiguous in the last axis, so views of the fused projection will do.
     cos, sin: [T, head_dim / 2], alike and contiguous in the last axis. key_cache, value_cache: [num_blocks,
     num_kv_heads, block_size, head_dim], contiguous, of one dtype, which may be another than the activations'.
-    slot_mapping: [T] int32 or int64, block_id * block_size + offset, no slot twice; -1 writes nothing.
+    slot_mapping: contiguous [T] int32 or int64, block_id * block_size + offset, no slot twice; -1 writes nothing.
     Element i turns with element i + head_dim / 2, in float32; a result is rounded once, to the dtype it is stored in.
     Returns [T, num_heads, head_dim], contiguous, in query_key's dtype. Raises ValueError if shapes, dtypes, strides or
     devices disagree; slots beyond the cache are the caller's fault and not looked for.
@@ -239,3 +239,5 @@ def _check_caches(
             f"slot_mapping is {slot_mapping.dtype} {list(slot_mapping.shape)}; it must be int32 or int64, "
             f"[{num_tokens}]"
         )
+    if not slot_mapping.is_contiguous():
+        raise ValueError(f"slot_mapping has strides {slot_mapping.stride()}; it must be contiguous")

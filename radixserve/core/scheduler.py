@@ -4,9 +4,8 @@ There are no prefill and decode phases. A sequence has tokens whose K/V are not 
 new or it resumes after a preemption, one while it generates. A step computes some of them for each running sequence;
 a row that reaches the last one draws the next token.
 
-The beams of a group are one to the scheduler: they run, wait and give up their blocks together. After a preemption
-they are computed again one after another, each but for its last token; those are computed in one step, in which all
-beams bring their candidates.
+Around it: who waits (waiting.py, in the order of policy.py), who starts (admission.py), who runs and who gives way
+(running.py), and how beam groups do all that (beam_schedule.py).
 """
 
 import time
@@ -15,11 +14,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from radixserve.config import SchedulePolicy
-from radixserve.core.batch import SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
-from radixserve.core.beam_members import count_blocks, fork_and_release, num_blocks_wanted, resume_order
-from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.admission import Admission
+from radixserve.core.batch import SampledTokens, ScheduledBatch
+from radixserve.core.beam_schedule import BeamSchedule
+from radixserve.core.kv_cache import KVCache
 from radixserve.core.policy import POLICIES
+from radixserve.core.rows import row_of
+from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.units import is_behind, is_generating_beam, num_answers_drawn, num_uncomputed_tokens
 from radixserve.core.waiting import WaitingQueue
 from radixserve.errors import RequestError
 from radixserve.protocol import Failure, FinishReason, TokenLogprobs
@@ -73,10 +76,6 @@ class StepResult:
 class Scheduler:
     """Decides what each step computes. The policy says who starts first, and who gives way when the pool is exhausted.
 
-    num_queued: requests that have not begun to run. Preempted ones are not among them: they were let in before.
-    num_started: requests that have. queue_seconds: how long they waited for that, added up. num_overtakes: how often a
-    request had one of no other priority that came later start before it.
-
     One step is schedule(), the executor's work, then update(). Requests come and go between steps only.
     """
 
@@ -85,14 +84,11 @@ class Scheduler:
         self._limits = limits
         self._policy = POLICIES[limits.schedule_policy]
         self._waiting = WaitingQueue(self._policy, cache)
-        self._running: list[Sequence] = []
+        self._running = RunningSequences(cache, self._waiting)
+        self._beams = BeamSchedule(cache, self._waiting, self._running)
+        self._admission = Admission(cache, self._waiting, self._running, self._beams, max_num_seqs=limits.max_num_seqs)
         self._scheduled: list[tuple[Sequence, int]] = []
         self._num_arrived = 0
-        self.num_preemptions = 0
-        self.num_queued = 0
-        self.num_started = 0
-        self.queue_seconds = 0.0
-        self.num_overtakes = 0
 
     @property
     def num_waiting(self) -> int:
@@ -103,6 +99,31 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences that hold blocks."""
         return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that have not begun to run. Preempted ones are not among them: they were let in before."""
+        return self._waiting.num_new
+
+    @property
+    def num_started(self) -> int:
+        """Requests that have begun to run."""
+        return self._admission.num_started
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long those waited for it, added up."""
+        return self._admission.queue_seconds
+
+    @property
+    def num_overtakes(self) -> int:
+        """How often a request had one of no other priority that came later start before it."""
+        return self._admission.num_overtakes
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence or a beam group had to give up its blocks."""
+        return self._running.num_preemptions
 
     @property
     def has_work(self) -> bool:
@@ -116,7 +137,6 @@ class Scheduler:
         request.queued_at = time.monotonic()
         self._num_arrived += 1
         self._waiting.add(sequence)
-        self.num_queued += 1
 
     def end(self, request: Request) -> None:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""
@@ -133,9 +153,10 @@ class Scheduler:
         """Choose the next step's tokens and make room for them. Running sequences come first; it may preempt some."""
         self._scheduled = []
         budget = self._schedule_running(self._limits.max_num_batched_tokens)
-        self._admit_waiting(budget)
+        self._admission.admit(self._scheduled, budget)
+        end_token_ids = self._limits.end_token_ids
         return ScheduledBatch(
-            rows=[self._row(sequence, num_tokens) for sequence, num_tokens in self._scheduled],
+            rows=[row_of(sequence, num_tokens, end_token_ids) for sequence, num_tokens in self._scheduled],
             copies=self._cache.take_copies(),
         )
 
@@ -149,33 +170,27 @@ class Scheduler:
         for index, ((sequence, num_tokens), row, is_finite) in enumerate(rows):
             row_draws = [next(draws) for _ in row.samples]
             row_candidates = [next(candidates, None) for _ in row.samples]
+            request = sequence.request
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # its request failed in a row before
             if not is_finite:
-                self.end(sequence.request)
-                result.failed[sequence.request] = _NOT_FINITE
+                self.end(request)
+                result.failed[request] = _NOT_FINITE
                 continue
-            if sequence.request.prompt_scores is not None and index in sampled.prompt_logprobs:
-                sequence.request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
+            if request.prompt_scores is not None and index in sampled.prompt_logprobs:
+                request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
             if row_candidates and row_candidates[0] is not None:
-                selecting.setdefault(sequence.request, []).append(row_candidates[0])
+                selecting.setdefault(request, []).append(row_candidates[0])
             elif row_draws:
-                try:
-                    result.new_tokens.extend(
-                        NewToken(answer, token_id, logprobs, self._append(answer, token_id))
-                        for answer, (token_id, logprobs) in zip(self._answers(sequence), row_draws, strict=True)
-                    )
-                except RequestError as error:
-                    self.end(sequence.request)
-                    result.failed[sequence.request] = Failure.of(error)
+                self._take_draws(sequence, row_draws, result)
             elif sequence.num_uncomputed_tokens == 0:
                 self.finish(sequence, "length")
-                result.computed.append(sequence.request)
+                result.computed.append(request)
         for request, group_candidates in selecting.items():
-            if not request.is_finished and self._select_beams(request, group_candidates):
-                result.searched.append(request)
+            if not request.is_finished:
+                self._select_beams(request, group_candidates, result)
         self._cache.end_step()
         return result
 
@@ -188,233 +203,54 @@ class Scheduler:
         return requests
 
     def _schedule_running(self, budget: int) -> int:
-        by_rank = sorted(self._running_units(), key=self._policy.rank)
+        """Schedule those that run, in the order of their rank, and return what they leave of the budget."""
+        by_rank = sorted(self._running.units(), key=self._policy.rank)
         num_tokens_of = _share_budget(by_rank, budget)
         queue = deque(by_rank)
         while queue:
             sequence = queue.popleft()
             num_tokens = num_tokens_of[sequence]
-            if num_tokens < _num_uncomputed_tokens(sequence) and self._waiting.has_one_before(sequence):
+            rows: list[tuple[Sequence, int]] = []
+            if num_tokens < num_uncomputed_tokens(sequence) and self._waiting.has_one_before(sequence):
                 # A prompt too long for this step would keep a better priority from starting. What it has computed
                 # stays in the cache, so it loses little, and whoever shares its prefix goes on from there.
-                self._preempt(sequence)
-            elif _is_generating_beam(sequence):
-                budget -= self._schedule_beams(sequence.request, num_tokens, queue)
-            elif num_tokens and self._make_room(sequence, num_tokens, queue):
-                self._scheduled.append((sequence, num_tokens))
-                budget -= num_tokens
+                self._running.preempt(sequence)
+            elif is_generating_beam(sequence):
+                rows = self._beams.schedule(sequence.request, num_tokens, queue)
+            elif num_tokens and self._running.make_room(sequence, num_tokens, queue):
+                rows = [(sequence, num_tokens)]
+            self._scheduled += rows
+            budget -= sum(num_row_tokens for _, num_row_tokens in rows)
         return budget
 
-    def _running_units(self) -> list[Sequence]:
-        """Return the running sequences, of each beam group only one."""
-        by_unit = {sequence.request if sequence.request.beam else sequence: sequence for sequence in self._running}
-        return list(by_unit.values())
+    def _take_draws(
+        self, sequence: Sequence, draws: list[tuple[int, TokenLogprobs | None]], result: StepResult
+    ) -> None:
+        """Append the tokens that a row drew, one for each answer that it stands for."""
+        try:
+            for answer, (token_id, logprobs) in zip(self._answers(sequence), draws, strict=True):
+                is_end = self._append(answer, token_id)
+                result.new_tokens.append(NewToken(answer, token_id, logprobs, is_end))
+        except RequestError as error:
+            self.end(sequence.request)
+            result.failed[sequence.request] = Failure.of(error)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, queue: deque[Sequence]) -> bool:
-        """Make room for a running or parked sequence's next tokens, at the cost of those in queue, the last one first.
-
-        They come after it in rank and have no place in this step yet. So a scheduled row never loses its blocks, and
-        the first in rank never gives way: it advances in every step, and ends. False: the sequence itself gave way.
-        """
-        match = self._cache.match(sequence) if sequence.status is SequenceStatus.PARKED else None
-        while not self._cache.allocate(sequence, num_tokens, match):
-            victim = queue.pop() if queue else sequence
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _schedule_beams(self, request: Request, budget: int, queue: deque[Sequence]) -> int:
-        """Schedule the next step of a group that has generated tokens, and return how many tokens it takes."""
-        group = request.beam
-        assert group is not None
-        if budget < len(request.sequences):
-            return 0
-        for beam in resume_order(request.sequences) if _is_behind(request.sequences[0]) else ():
-            if beam.status is SequenceStatus.PARKED:
-                if not self._make_room(beam, 0, queue):
-                    return 0
-                beam.status = SequenceStatus.RUNNING
-                self._running.append(beam)
-            num_tokens = min(beam.num_uncomputed_tokens - 1, budget)
-            if num_tokens > 0:
-                if not self._make_room(beam, num_tokens, queue):
-                    return 0
-                self._scheduled.append((beam, num_tokens))
-                return num_tokens
-        for beam in request.sequences:
-            block_ids = beam.block_table[:]
-            if not self._make_room(beam, 1, queue):
-                return 0
-            if beam.block_table[: len(block_ids)] != block_ids:
-                group.record_copy()
-        self._scheduled += [(beam, 1) for beam in request.sequences]
-        return len(request.sequences)
-
-    def _resume_beams(self, sequence: Sequence, budget: int) -> int:
-        """Let the group that a sequence waits for run again; return how many tokens it takes, 0 if it still waits."""
-        request = sequence.request
-        if budget < len(request.sequences):
-            return 0
-        self._waiting.remove(sequence)
-        sequence.status = SequenceStatus.PARKED
-        return self._schedule_beams(request, budget, deque())
-
-    def _select_beams(self, request: Request, candidates: list[list[tuple[int, float]]]) -> bool:
-        """Fork and release beams as their candidates demand. Returns whether the search is over, its blocks free."""
-        group, beams = request.beam, request.sequences
-        assert group is not None
-        group.record_blocks(*count_blocks(beams, self._cache.block_size))
-        children = group.select([beam.token_ids[request.num_prompt_tokens :] for beam in beams], candidates)
-        if group.is_done:
+    def _select_beams(self, request: Request, candidates: list[list[tuple[int, float]]], result: StepResult) -> None:
+        assert request.beam is not None
+        self._beams.select(request, candidates)
+        if request.beam.is_done:
             self.end(request)
-            return True
-        fork_and_release(request, children, self._cache)
-        others = [sequence for sequence in self._running if sequence.request is not request]
-        self._running = others + request.sequences
-        return False
-
-    def _admit_waiting(self, budget: int) -> None:
-        num_free_places = self._limits.max_num_seqs - sum(map(_num_reserved_places, self._running_units()))
-        # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
-        if not budget or not num_free_places or self._num_spare_blocks() <= 0:
-            return
-        being_computed = {self._next_digest(sequence) for sequence, num_tokens in self._scheduled if num_tokens > 1}
-        for sequence, match in (found for members in self._waiting.rounds() for found in members):
-            if not budget or _num_reserved_places(sequence) > num_free_places:
-                return
-            digest = self._cache.next_digest(sequence, len(match.block_ids))
-            # One that scores its prompt computes the block in any case.
-            can_wait = match.num_tokens < sequence.num_reusable_tokens
-            if digest is not None and digest in being_computed and can_wait:
-                # A prompt computes this very block in this step. To wait costs one step; if the block is not there
-                # then, because the step failed or its writer was cancelled, this one computes it.
-                continue
-            if not self._has_room_for(sequence, match):
-                return
-            if _is_generating_beam(sequence):
-                num_tokens = self._resume_beams(sequence, budget)
-                if not num_tokens:
-                    return
-                num_free_places -= _num_reserved_places(sequence)
-                budget -= num_tokens
-                continue
-            num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
-            if not self._cache.allocate(sequence, num_tokens, match):
-                return
-            self._start(sequence)
-            self._scheduled.append((sequence, num_tokens))
-            being_computed.add(self._next_digest(sequence))
-            num_free_places -= _num_reserved_places(sequence)
-            budget -= num_tokens
-
-    def _has_room_for(self, sequence: Sequence, match: Match) -> bool:
-        """Whether the spare blocks hold all of a sequence's tokens. What it hits is spare too, unless it is in use.
-
-        Whoever is admitted into less is soon preempted again: on a pool that is too small for its load this halves the
-        preemptions and saves a tenth of all computed tokens, for 5 % more steps.
-        """
-        num_new_blocks = self._num_blocks_for(sequence) - self._cache.num_blocks_in_use(match)
-        return not self._running or num_new_blocks <= self._num_spare_blocks()
-
-    def _num_spare_blocks(self) -> int:
-        """Blocks that are left when everyone who runs keeps the room for all their tokens, a block at least."""
-        num_kept_blocks = sum(
-            max(self._num_blocks_for(other) - self._num_held_blocks(other), 1) for other in self._running_units()
-        )
-        return self._cache.num_available_blocks - num_kept_blocks
-
-    def _num_blocks_for(self, sequence: Sequence) -> int:
-        if sequence.request.beam is not None:
-            return num_blocks_wanted(sequence.request, self._cache.block_size)
-        return -(-sequence.num_tokens // self._cache.block_size)
-
-    def _num_held_blocks(self, sequence: Sequence) -> int:
-        if sequence.request.beam is not None:
-            return count_blocks(sequence.request.sequences, self._cache.block_size)[0]
-        return len(sequence.block_table)
-
-    def _next_digest(self, sequence: Sequence) -> bytes | None:
-        return self._cache.next_digest(sequence, sequence.num_committed_blocks)
-
-    def _start(self, sequence: Sequence) -> None:
-        request = sequence.request
-        num_ahead = self._waiting.num_new_ahead(sequence)
-        self._waiting.remove(sequence)
-        if not request.has_started:
-            self.num_overtakes += num_ahead
-            self.num_started += 1
-            self.queue_seconds += time.monotonic() - request.queued_at
-            request.num_cached_tokens = sequence.num_computed_tokens
-            self.num_queued -= 1
-            self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
-        sequence.status = SequenceStatus.RUNNING
-        self._running.append(sequence)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        # What it computed is committed already, so it finds its own blocks again when it resumes.
-        for member in _unit(sequence):
-            if member.status is SequenceStatus.RUNNING:
-                self._cache.release(member)
-                self._running.remove(member)
-                member.status = SequenceStatus.PARKED
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.add(sequence)
-        self.num_preemptions += 1
-
-    def _row(self, sequence: Sequence, num_tokens: int) -> ScheduledRow:
-        start = sequence.num_computed_tokens
-        end = start + num_tokens
-        scores = sequence.request.prompt_scores
-        return ScheduledRow(
-            token_ids=sequence.token_ids[start:end],
-            num_computed_tokens=start,
-            block_table=sequence.block_table,
-            samples=self._sample_slots(sequence) if end == sequence.num_tokens else (),
-            num_prompt_logprobs=scores.num_alternatives if scores is not None else 0,
-            prompt_targets=scores.targets(sequence.token_ids, start, end) if scores is not None else array("i"),
-        )
-
-    def _sample_slots(self, sequence: Sequence) -> tuple[SampleSlot, ...]:
-        request = sequence.request
-        first = sequence.choice_index
-        if request.params.max_tokens == 0:
-            return ()
-        constraint = sequence.constraint
-        allowed_tokens = request.allowed_tokens if constraint is None else constraint.allowed_tokens()
-        return tuple(
-            SampleSlot(
-                params=request.params,
-                seed=request.seed,
-                choice_index=choice_index,
-                token_ids=sequence.token_ids,
-                num_prompt_tokens=request.num_prompt_tokens,
-                suppressed_token_ids=(*self._suppressed_token_ids(sequence), *sequence.banned_token_ids),
-                allowed_tokens=allowed_tokens,
-                num_candidates=0 if request.beam is None else request.beam.num_candidates,
-            )
-            for choice_index in range(first, first + _num_places(sequence))
-        )
-
-    def _suppressed_token_ids(self, sequence: Sequence) -> tuple[int, ...]:
-        params = sequence.request.params
-        is_early = sequence.num_output_tokens < params.min_tokens
-        # A constrained text is over at its end token, so to go on beyond it means not to draw it.
-        ends_are_suppressed = sequence.constraint is not None if params.ignore_eos else is_early
-        return (
-            *(sorted(self._limits.end_token_ids) if ends_are_suppressed else ()),
-            *(params.stop_token_ids if is_early else ()),
-        )
+            result.searched.append(request)
 
     def _answers(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences that a row's draws belong to, forking the prompt's for the other choices once."""
         request = sequence.request
-        for choice_index in range(len(request.sequences), len(request.sequences) + _num_places(sequence) - 1):
-            child = Sequence(request, choice_index, array("i", sequence.token_ids), status=SequenceStatus.RUNNING)
+        for choice_index in range(len(request.sequences), len(request.sequences) + num_answers_drawn(sequence) - 1):
+            child = Sequence(request, choice_index, array("i", sequence.token_ids))
             if sequence.constraint is not None:
                 child.constraint = sequence.constraint.fork()
             self._cache.fork(sequence, child)
-            self._running.append(child)
+            self._running.add(child)
             request.sequences.append(child)
         return request.sequences if sequence.num_output_tokens == 0 else [sequence]
 
@@ -442,10 +278,8 @@ class Scheduler:
     def _end_sequence(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._cache.release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
-            self.num_queued -= not sequence.request.has_started
         sequence.status = SequenceStatus.FINISHED
 
 
@@ -456,37 +290,7 @@ def _share_budget(sequences: list[Sequence], budget: int) -> dict[Sequence, int]
     step. A budget of a token for each sequence lets the first prompt advance too.
     """
     shares = {}
-    for sequence in sorted(sequences, key=_is_behind):
-        shares[sequence] = min(_num_uncomputed_tokens(sequence), budget)
+    for sequence in sorted(sequences, key=is_behind):
+        shares[sequence] = min(num_uncomputed_tokens(sequence), budget)
         budget -= shares[sequence]
     return shares
-
-
-def _num_places(sequence: Sequence) -> int:
-    """Running sequences that this one stands for: all choices of its request until its prompt is computed."""
-    request = sequence.request
-    return request.params.n if len(request.sequences) == 1 and sequence.num_output_tokens == 0 else 1
-
-
-def _num_reserved_places(sequence: Sequence) -> int:
-    """Places of max_num_seqs that a sequence takes, or the group that it is a beam of: all that it may come to need."""
-    return _num_places(sequence) if sequence.request.beam is None else sequence.request.beam.width
-
-
-def _unit(sequence: Sequence) -> list[Sequence]:
-    """Return the sequences that run, wait and give up their blocks together with this one."""
-    return [sequence] if sequence.request.beam is None else sequence.request.sequences
-
-
-def _num_uncomputed_tokens(sequence: Sequence) -> int:
-    """Return how many tokens it, or all beams of its group together, have without K/V."""
-    return sum(member.num_uncomputed_tokens for member in _unit(sequence))
-
-
-def _is_behind(sequence: Sequence) -> bool:
-    """Whether it, or another beam of its group, has more to compute than its last token."""
-    return any(member.num_uncomputed_tokens > 1 for member in _unit(sequence))
-
-
-def _is_generating_beam(sequence: Sequence) -> bool:
-    return sequence.request.beam is not None and sequence.num_output_tokens > 0

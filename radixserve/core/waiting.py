@@ -12,12 +12,14 @@ class WaitingQueue:
     """Sequences that hold no blocks, new ones and preempted ones, sorted by the policy's rank.
 
     A sequence's request must not start while it is in the queue, as that changes its rank.
+    num_new: those whose request has not begun to run; preempted ones are not among them.
     """
 
     def __init__(self, policy: Policy, cache: KVCache) -> None:
         self._policy = policy
         self._cache = cache
         self._sequences: list[Sequence] = []
+        self.num_new = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -25,10 +27,12 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Put a sequence where its rank says."""
         insort(self._sequences, sequence, key=self._policy.rank)
+        self.num_new += not sequence.request.has_started
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence, which must be in the queue."""
         del self._sequences[self._index(self._policy.rank(sequence))]
+        self.num_new -= not sequence.request.has_started
 
     def has_one_before(self, sequence: Sequence) -> bool:
         """Whether someone waits who goes before a running sequence."""

@@ -50,10 +50,11 @@ class AnswerMemory:
     def remember(self, namespace: bytes, prompt_token_ids: Sequence[int], answer: Answer) -> None:
         """Remember an answer to this prompt, unless its text is not that of its ids, or one is a control token.
 
-        What follows the text, an end token or the tokens of a stop string, is left out.
+        What follows the text, an end token or the tokens of a stop string, is left out. One that is over max_bytes by
+        itself is not remembered, and takes no other's place.
         """
         token_ids = self._token_ids_of_text(prompt_token_ids, answer)
-        if token_ids is None:
+        if token_ids is None or _num_bytes(answer.text, token_ids) > self._max_bytes:
             return
         with self._lock:
             answers = self._namespaces.setdefault(namespace, _Answers())

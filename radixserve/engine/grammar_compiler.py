@@ -81,7 +81,7 @@ class GrammarCompiler:
         """Return the constraint of a text that is yet to begin.
 
         Raises InvalidRequest, param grammar, if it is not valid, holds something that is not supported, accepts no
-        text, or is too large.
+        text, or only the empty one where there is no end token, or is too large.
         """
         return self._compiled(grammar).fork()
 
@@ -100,6 +100,8 @@ class GrammarCompiler:
             allowed = matcher.compute_bitmask()
         if matcher.is_error():
             raise _invalid(grammar, matcher.get_error())
+        if not self._end_token_ids and allowed == self._only_end:
+            raise _invalid(grammar, "it accepts only the empty text, and the model has no token that ends one")
         return GrammarConstraint(matcher, allowed, self._only_end)
 
     @cached_property

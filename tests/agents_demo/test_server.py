@@ -1,54 +1,41 @@
-"""The demos say in one line what is wrong with their flags or their server."""
+"""How a demo finds its server."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from agents_demo import react_langchain, react_openai, tree_of_thought
-from agents_demo.server import Server, find_server, server_arguments
-from tests.fake_server import FakeServer, serving
+from agents_demo.server import find_server, server_arguments
+from radixserve.config import EngineConfig
+from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.agents_demo.running import address_without_a_server
+from tests.api.serving import alphabet
+from tests.background import served_in_background
+from tests.stub_engine import stub_engine
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FakeServer]:
-    with serving(FakeServer()) as fake:
-        yield fake
+@pytest.fixture
+def base_url(tokenizer: Tokenizer) -> Iterator[str]:
+    config = EngineConfig(api_key=("secret",), served_model_name="letters")
+    with served_in_background(stub_engine(tokenizer, alphabet, config=config)) as url:
+        yield url
 
 
-def found(*flags: str) -> Server:
-    return find_server(server_arguments("a demo").parse_args(flags))
+def test_the_model_is_the_one_that_is_served(base_url: str) -> None:
+    options = server_arguments("").parse_args(["--base-url", base_url, "--api-key", "secret"])
+    assert find_server(options).model == "letters"
 
 
-def test_the_first_model_is_taken_unless_one_is_named(server: FakeServer) -> None:
-    expected = Server(server.url, "none", "fake/model")
-    assert found("--base-url", expected.base_url) == expected
-    assert found("--base-url", expected.base_url, "--model", "fake/model") == expected
+def test_a_key_that_is_refused_is_told(base_url: str) -> None:
+    options = server_arguments("").parse_args(["--base-url", base_url])
+    with pytest.raises(SystemExit, match=r"does not name its models: .*key"):
+        find_server(options)
 
 
-def test_a_server_that_refuses_is_not_called_missing(server: FakeServer) -> None:
-    with pytest.raises(SystemExit, match=r"refuses: .*; most base URLs end in /v1"):
-        found("--base-url", server.url.removesuffix("/v1"))
-
-
-def test_a_model_that_is_not_served_is_named_with_those_that_are(server: FakeServer) -> None:
-    with pytest.raises(SystemExit, match="does not serve other; it serves fake/model"):
-        found("--base-url", server.url, "--model", "other")
-
-
-@pytest.mark.parametrize(
-    ("demo", "flag"),
-    [
-        (react_openai, "--max-steps"),
-        (react_langchain, "--max-steps"),
-        (tree_of_thought, "--keep"),
-        (tree_of_thought, "--samples"),
-    ],
-)
-def test_a_count_below_one_is_refused_before_anything_runs(
-    demo: Any, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["demo", flag, "0"])
-    with pytest.raises(SystemExit):
-        demo.main()
-    assert f"argument {flag}: 0 is not at least 1" in capsys.readouterr().err
+def test_a_server_that_is_not_there_is_told() -> None:
+    with address_without_a_server() as base_url:
+        options = server_arguments("").parse_args(["--base-url", base_url])
+        with pytest.raises(SystemExit) as ended:
+            find_server(options)
+    # A text is what sys.exit prints, with 1 as the exit code.
+    assert str(ended.value.code).startswith(f"no server answers at {base_url} ")
+    assert str(ended.value.code).endswith("start one with: make serve")

@@ -1,6 +1,7 @@
 """Beam searches that are refused: by name, and before anything is computed."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from radixserve.api.requests import BeamSearchRequest, ChatRequest, CompletionRe
 from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.api.serving import alphabet, called, error_of
+from tests.byte_tokenizer import load_byte_tokenizer
 from tests.stub_engine import stub_engine
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +50,15 @@ async def test_bs_5_a_width_that_is_none_is_refused_by_name_with_the_limit(
     error = await refusal(client, route, beam_width=width)
     assert error["param"] == "beam_width"
     assert "1 to 64" in error["message"]
+
+
+@pytest.mark.parametrize("route", [CHAT, BEAM_SEARCH])
+async def test_messages_that_the_template_makes_nothing_of_are_refused_by_name(tmp_path: Path, route: str) -> None:
+    silent = load_byte_tokenizer(tmp_path, chat_template="{% if add_generation_prompt %}x{% endif %}")
+    body = {"messages": MESSAGES, "add_generation_prompt": False, "use_beam_search": True, "beam_width": 2}
+    async with called(stub_engine(silent, alphabet)) as client:
+        response = await client.post(route, json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")
 
 
 @EACH

@@ -13,7 +13,7 @@ from radixserve.api.requests import ChatRequest
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
-from radixserve.sampling_params import SamplingParams
+from radixserve.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.byte_tokenizer import END, write_byte_tokenizer
 
@@ -101,6 +101,11 @@ def test_an_answer_of_one_call_at_most_stops_at_its_end(tokenizer: Tokenizer) ->
     one = params_of(tokenizer, tools=[F], parallel_tool_calls=False)
     assert (one.stop, one.include_stop_str_in_output) == (("</tool_call>",), True)
     assert params_of(tokenizer, tools=[F], parallel_tool_calls=False, tool_choice="required").stop == ()
+
+
+def test_an_answer_of_one_call_may_have_as_many_stop_strings_as_any(tokenizer: Tokenizer) -> None:
+    stops = tuple(map(str, range(MAX_STOP_STRINGS)))
+    assert params_of(tokenizer, SamplingParams(stop=stops), tools=[F], parallel_tool_calls=False).stop == stops
 
 
 @pytest.mark.parametrize(

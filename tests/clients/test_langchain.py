@@ -71,3 +71,35 @@ async def test_stop_and_length_reach_the_caller(base_url: str) -> None:
     cut = await chat_model(base_url, max_completion_tokens=5).ainvoke([HumanMessage("Count.")])
     assert isinstance(cut, AIMessage)
     assert (cut.content, cut.response_metadata["finish_reason"]) == ("one t", "length")
+
+
+async def test_the_plain_calls_do_what_the_async_ones_do(base_url: str) -> None:
+    model = chat_model(base_url, stream_usage=True)
+
+    def call() -> None:
+        assert model.invoke("Count.").content == "one two three"
+        chunks = list(model.stream("Count."))
+        assert "".join(chunk.content for chunk in chunks) == "one two three"
+        assert sum(chunk.usage_metadata is not None for chunk in chunks) == 1
+        answers = model.batch(["Count.", "Who are you?"])
+        assert [answer.content for answer in answers] == ["one two three", "I am a stub."]
+
+    await asyncio.to_thread(call)
+
+
+async def test_a_streams_last_chunks_say_why_it_ended(base_url: str) -> None:
+    for settings, text, reason in (
+        ({}, "one two three", "stop"),
+        ({"max_completion_tokens": 5}, "one t", "length"),
+        ({"stop_sequences": [" two"]}, "one", "stop"),
+    ):
+        chunks = [chunk async for chunk in chat_model(base_url, **settings).astream("Count.")]
+        assert "".join(chunk.content for chunk in chunks) == text
+        assert [
+            chunk.response_metadata["finish_reason"] for chunk in chunks if "finish_reason" in chunk.response_metadata
+        ] == [reason]
+
+
+async def test_several_answers_and_a_seed_reach_the_server(base_url: str) -> None:
+    result = await chat_model(base_url, n=2, seed=1).agenerate([[HumanMessage("Count.")]])
+    assert [generation.text for generation in result.generations[0]] == ["one two three"] * 2

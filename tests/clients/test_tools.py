@@ -1,17 +1,11 @@
-"""Tools through the openai package and LangChain, against a server on the loopback interface."""
+"""Tools through the openai package, against a server on the loopback interface."""
 
 import json
 from collections.abc import AsyncIterator
-from functools import reduce
-from operator import add
 from typing import Any
 
 import openai
 import pytest
-from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
 
 from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -30,7 +24,6 @@ REPLIES = {
     "1 + 20?": "Let me add.\n" + tagged("plus", '{"a": 1, "b": 20}'),
     "1 + 20 and 2 + 3?": tagged("plus", '{"a": 1, "b": 20}') + "\n" + tagged("plus", '{"a": 2, "b": 3}'),
     "21\n</tool_response>": "It is 21.",
-    "The answer?": tagged("Answer", '{"number": 42, "text": "It is \\"42\\", naïvely."}'),
     "Hello?": "Hi.",
 }
 TOOL: Any = {
@@ -92,24 +85,6 @@ async def test_tc_3_the_clients_own_accumulation_of_a_stream_is_the_plain_answer
     assert of_stream == of_plain
 
 
-class Answer(BaseModel):
-    """The answer to a question."""
-
-    number: int
-    text: str = Field(description="in words")
-
-
-async def test_a_strict_tool_is_parsed_by_the_client(client: openai.AsyncOpenAI) -> None:
-    completion = await client.chat.completions.parse(
-        model="stub",
-        messages=[{"role": "user", "content": "The answer?"}],
-        tools=[openai.pydantic_function_tool(Answer)],
-        tool_choice="required",
-    )
-    [call] = completion.choices[0].message.tool_calls
-    assert call.function.parsed_arguments == Answer(number=42, text='It is "42", naïvely.')
-
-
 async def test_errors_of_tools_are_the_clients_own_kind(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(
@@ -119,55 +94,3 @@ async def test_errors_of_tools_are_the_clients_own_kind(client: openai.AsyncOpen
             tool_choice={"type": "function", "function": {"name": "Answer"}},
         )
     assert caught.value.param == "tool_choice"
-
-
-@tool
-def plus(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-
-def chat_model(base_url: str, **settings: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=base_url, api_key="none", model="stub", max_retries=0, **settings)
-
-
-async def test_bound_tools_are_called_and_answered(base_url: str) -> None:
-    model = chat_model(base_url).bind_tools([plus])
-    question = HumanMessage("1 + 20?")
-    asked = await model.ainvoke([question])
-    [call] = asked.tool_calls
-    assert (call["name"], call["args"]) == ("plus", {"a": 1, "b": 20})
-    result = await plus.ainvoke(call)
-    assert isinstance(result, ToolMessage)
-    answered = await model.ainvoke([question, asked, result])
-    assert answered.content == "It is 21."
-    # LangChain writes the arguments anew, and they are still the text that was generated.
-    cached = answered.usage_metadata["input_token_details"]["cache_read"]
-    assert cached >= asked.usage_metadata["total_tokens"] - 1
-
-
-@pytest.mark.parametrize("question", ["1 + 20?", "1 + 20 and 2 + 3?"])
-async def test_streamed_calls_are_the_plain_ones(base_url: str, question: str) -> None:
-    model = chat_model(base_url).bind_tools([plus])
-    chunks = [chunk async for chunk in model.astream([HumanMessage(question)])]
-    streamed = reduce(add, chunks)
-    assert isinstance(streamed, AIMessageChunk)
-    plain = await model.ainvoke([HumanMessage(question)])
-    assert streamed.content == plain.content
-    assert [(call["name"], call["args"]) for call in streamed.tool_calls] == [
-        (call["name"], call["args"]) for call in plain.tool_calls
-    ]
-    assert streamed.response_metadata["finish_reason"] == "tool_calls"
-
-
-@pytest.mark.parametrize("strict", [None, True])
-async def test_tc_4_structured_output_by_function_calling(base_url: str, strict: bool | None) -> None:
-    model = chat_model(base_url).with_structured_output(Answer, method="function_calling", strict=strict)
-    assert await model.ainvoke([HumanMessage("The answer?")]) == Answer(number=42, text='It is "42", naïvely.')
-
-
-@pytest.mark.parametrize("choice", ["any", "plus"])
-async def test_a_tool_that_must_be_called(base_url: str, choice: str) -> None:
-    model = chat_model(base_url, max_completion_tokens=300).bind_tools([plus], tool_choice=choice)
-    answer = await model.ainvoke([HumanMessage("1 + 20 and 2 + 3?")])
-    assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 20}]

@@ -124,6 +124,14 @@ def test_an_answer_over_the_bound_is_not_kept(tokenizer: Tokenizer) -> None:
     assert memory.num_bytes == 0
 
 
+def test_an_answer_over_the_bound_drives_out_no_other(tokenizer: Tokenizer) -> None:
+    memory = AnswerMemory(tokenizer, max_bytes=4096, max_namespaces=1)
+    memory.remember(b"", PROMPT, answer("small"))
+    memory.remember(b"", PROMPT, answer("x" * 4096))
+    memory.remember(b"other", PROMPT, answer("x" * 4096))
+    assert memory.lookup(b"")("small") is not None
+
+
 def test_looking_up_makes_no_namespace(tokenizer: Tokenizer) -> None:
     memory = AnswerMemory(tokenizer, max_namespaces=1)
     memory.remember(b"", PROMPT, answer("x"))

@@ -127,6 +127,12 @@ def test_without_an_end_token_a_text_is_complete_all_the_same(tokenizer: Tokeniz
     assert not allowed(constraint) & set(range(tokenizer.vocab_size))
 
 
+def test_without_an_end_token_the_empty_text_alone_cannot_be_said(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="only the empty text"):
+        GrammarCompiler(tokenizer, ()).compile(Grammar("regex", ""))
+    assert allowed(GrammarCompiler(tokenizer, ()).compile(Grammar("regex", "a?"))) >= {ord("a")}
+
+
 def test_a_lark_grammar_may_name_special_tokens_and_hold_json(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar("lark", 'start: <|start|> %json {"const": 1} <|end|>'))
     assert allowed(constraint) == {START}

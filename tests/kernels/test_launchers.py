@@ -45,6 +45,7 @@ def write_arguments(**changes: Any) -> dict[str, Any]:
         ({"key_cache": torch.zeros(5, 2, 64, 16).transpose(2, 3)}, "contiguous"),
         ({"slot_mapping": torch.zeros(2, dtype=torch.int64)}, "slot_mapping"),
         ({"slot_mapping": torch.zeros(3)}, "slot_mapping is torch.float32"),
+        ({"slot_mapping": torch.zeros(6, dtype=torch.int64)[::2]}, "slot_mapping has strides"),
         ({"slot_mapping": torch.zeros(3, dtype=torch.int64, device=META)}, "cpu, meta"),
         ({"cos": torch.zeros(3, 32, device=META)}, "cpu, meta"),
     ],
