@@ -4,6 +4,7 @@ from typing import Any
 
 from radixserve.api.fields import asks_for_nothing
 from radixserve.api.requests import GenerationRequest
+from radixserve.api.sampling import given_fields, stop_strings
 from radixserve.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
 from radixserve.errors import InvalidRequest
 
@@ -79,14 +80,12 @@ def beam_search_params(
     """
     _check_fields(request)
     n = default_n if request.n is None else request.n
-    given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
-    stop = request.stop if request.stop is not None else ()
     return BeamSearchParams(
-        **given,
+        **given_fields(request, _SHARED_FIELDS),
         beam_width=_beam_width(request, n or 1, min(MAX_BEAM_WIDTH, max_num_seqs)),
         n=n,
         max_tokens=max_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stop_strings(request),
         stop_token_ids=tuple(request.stop_token_ids or ()),
     )
 

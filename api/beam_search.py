@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixserve.api.beam_params import beam_search_params
-from radixserve.api.body import decode_body, read_body
 from radixserve.api.disconnect import cancelled_on_disconnect
 from radixserve.api.generation import Generation, UsageCounter, generate
+from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
 from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget
@@ -20,9 +20,9 @@ from radixserve.api.records import record_of
 from radixserve.api.requests import BeamSearchRequest
 from radixserve.api.responses import AnswerHead, Usage
 from radixserve.api.sampling import budget_field, completion_max_tokens, max_tokens_of
-from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.api.service import HeadFields, Service
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import Delta, EngineReady, FinishReason
+from radixserve.protocol import Delta, FinishReason
 
 
 class BeamChoice(msgspec.Struct, frozen=True):
@@ -58,18 +58,15 @@ class BeamSearchResult(AnswerHead, frozen=True, kw_only=True):
 
 async def beam_search(request: Request) -> "BeamSearchResponse":
     """Search for the most likely continuations of a prompt or a conversation."""
-    service = service_of(request)
-    ready = service.ready()
-    body = await read_body(request)
-    tenant = record_of(request.scope).tenant
-    generation = await service.run_in_worker(_prepare, body, service, ready, tenant)
-    return BeamSearchResponse(service, generation, service.new_head("beam", ready))
+    incoming = await receive(request)
+    generation = await incoming.in_worker(_prepare)
+    return BeamSearchResponse(incoming.service, generation, incoming.service.new_head("beam", incoming.ready))
 
 
-def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> Generation:
+def _prepare(incoming: Incoming) -> Generation:
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
-    request = decode_body(body, BeamSearchRequest, service.field_check)
-    service.check_model(request.model, ready)
+    service, ready = incoming.service, incoming.ready
+    request = incoming.decode(BeamSearchRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
     if request.use_beam_search is False:
@@ -84,7 +81,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         max_tokens=max_tokens_of(request) if is_chat else completion_max_tokens(request),
         max_num_seqs=service.engine.config.max_num_seqs,
     )
-    namespace = namespace_of(tenant, request.cache_salt)
+    namespace = namespace_of(incoming.tenant, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
         prompts = [

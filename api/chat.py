@@ -6,15 +6,14 @@ from starlette.requests import Request
 
 from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
 from radixserve.api.beam_params import beam_search_params, is_beam_search
-from radixserve.api.body import decode_body, read_body
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
+from radixserve.api.incoming import Incoming, receive
 from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, fit_budget, truncate
-from radixserve.api.records import record_of
 from radixserve.api.requests import ChatRequest
 from radixserve.api.responses import (
     ChatChoice,
@@ -26,34 +25,31 @@ from radixserve.api.responses import (
     Usage,
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
-from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.api.service import HeadFields, Service
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use, template_tools
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
-from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
 async def chat_completions(request: Request) -> GenerationResponse:
     """Answer a conversation."""
-    service = service_of(request)
-    ready = service.ready()
-    body = await read_body(request)
-    tenant = record_of(request.scope).tenant
-    generation = await service.run_in_worker(_prepare, body, service, ready, tenant)
-    return GenerationResponse(
-        service, generation, ChatFormat(service.new_head("chatcmpl", ready), generation, service.engine.tokenizer)
-    )
+    incoming = await receive(request)
+    generation = await incoming.in_worker(_prepare)
+    service = incoming.service
+    head = service.new_head("chatcmpl", incoming.ready)
+    return GenerationResponse(service, generation, ChatFormat(head, generation, service.engine.tokenizer))
 
 
-def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> Generation:
+def _prepare(incoming: Incoming) -> Generation:
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
-    request = decode_body(body, ChatRequest, service.field_check)
-    service.check_model(request.model, ready)
+    service, ready = incoming.service, incoming.ready
+    request = incoming.decode(ChatRequest)
     tool_use = read_tool_use(request)
     params = _params(request, tool_use, service)
-    namespace = namespace_of(tenant, request.cache_salt)
+    namespace = namespace_of(incoming.tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)

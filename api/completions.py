@@ -5,41 +5,38 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from radixserve.api.beam_params import beam_search_params, is_beam_search
-from radixserve.api.body import decode_body, read_body
 from radixserve.api.echo import Echo, echo_of
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
+from radixserve.api.incoming import Incoming, receive
 from radixserve.api.logprobs import CompletionLogprobsWriter, join, prompt_logprobs
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
-from radixserve.api.records import record_of
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
-from radixserve.api.service import HeadFields, Service, service_of
+from radixserve.api.service import HeadFields
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
-from radixserve.protocol import Delta, EngineReady, TokenLogprobs
+from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
 async def completions(request: Request) -> GenerationResponse:
     """Continue one or more prompts."""
-    service = service_of(request)
-    ready = service.ready()
-    body = await read_body(request)
-    tenant = record_of(request.scope).tenant
-    generation = await service.run_in_worker(_prepare, body, service, ready, tenant)
-    answer_format = CompletionFormat(service.new_head("cmpl", ready), generation, service.engine.tokenizer)
-    return GenerationResponse(service, generation, answer_format)
+    incoming = await receive(request)
+    generation = await incoming.in_worker(_prepare)
+    service = incoming.service
+    head = service.new_head("cmpl", incoming.ready)
+    return GenerationResponse(service, generation, CompletionFormat(head, generation, service.engine.tokenizer))
 
 
-def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> Generation:
+def _prepare(incoming: Incoming) -> Generation:
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
-    request = decode_body(body, CompletionRequest, service.field_check)
-    service.check_model(request.model, ready)
+    service, ready = incoming.service, incoming.ready
+    request = incoming.decode(CompletionRequest)
     params: SamplingParams | BeamSearchParams = (
         beam_search_params(
             request,
@@ -50,7 +47,7 @@ def _prepare(body: bytes, service: Service, ready: EngineReady, tenant: str | No
         if is_beam_search(request)
         else completion_sampling_params(request, output_grammar(request, service.grammars))
     )
-    namespace = namespace_of(tenant, request.cache_salt)
+    namespace = namespace_of(incoming.tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
     texts = split_prompts(request.prompt)

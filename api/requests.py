@@ -43,10 +43,15 @@ class NamedToolChoice(msgspec.Struct):
     function: FunctionName | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common. beam_width: checked where its limit is known."""
+class ModelRequest(msgspec.Struct, kw_only=True):
+    """A request for a model; left out, it is the one that is served."""
 
     model: str | None = None
+
+
+class GenerationRequest(ModelRequest, kw_only=True):
+    """What chat, completions and beam search have in common. beam_width: checked where its limit is known."""
+
     n: int | None = None
     best_of: int | None = None
     max_tokens: int | None = None
@@ -117,10 +122,9 @@ class BeamSearchRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(ModelRequest, kw_only=True):
     """POST /tokenize: of a text, or of messages. cache_salt: of the chat that they are for."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
@@ -132,11 +136,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tool_choice: str | NamedToolChoice | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(ModelRequest, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[int]
-    model: str | None = None
     skip_special_tokens: bool | None = None
 
 

@@ -1,5 +1,6 @@
 """A request's fields as SamplingParams."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -88,6 +89,17 @@ def max_tokens_of(request: GenerationRequest) -> int | None:
     return budget
 
 
+def given_fields(request: GenerationRequest, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named fields that are there, as a request has them."""
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    """Return the stop strings of a request, which may give one alone."""
+    stop = request.stop if request.stop is not None else ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
 def _check_logprobs(name: str, value: int | None) -> None:
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise InvalidRequest(f"{name} is {value}; it must be from 0 to {MAX_LOGPROBS}", param=name)
@@ -96,12 +108,10 @@ def _check_logprobs(name: str, value: int | None) -> None:
 def _sampling_params(
     request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
 ) -> SamplingParams:
-    given: dict[str, Any] = {name: value for name in _SHARED_FIELDS if (value := getattr(request, name)) is not None}
-    stop = request.stop if request.stop is not None else ()
     params = SamplingParams(
-        **given,
+        **given_fields(request, _SHARED_FIELDS),
         max_tokens=max_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stop_strings(request),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         bad_words=tuple(request.bad_words or ()),

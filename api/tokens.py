@@ -4,43 +4,34 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixserve.api.body import decode_body, read_body
+from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
 from radixserve.api.prompts import check_token_ids
-from radixserve.api.records import record_of
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
-from radixserve.api.service import Service, service_of
 from radixserve.api.tools import check_tools, template_tools
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import EngineReady
 
 
 async def tokenize(request: Request) -> Response:
     """Count and list the tokens of a text, or of messages as chat would send them to the model."""
-    service = service_of(request)
-    ready = service.ready()
-    body = await read_body(request)
-    tenant = record_of(request.scope).tenant
-    answer = await service.run_in_worker(_tokenize, body, service, ready, tenant)
-    return Response(answer, media_type="application/json")
+    incoming = await receive(request)
+    return Response(await incoming.in_worker(_tokenize), media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids."""
-    service = service_of(request)
-    ready = service.ready()
-    body = await read_body(request)
-    return Response(await service.run_in_worker(_detokenize, body, service, ready), media_type="application/json")
+    incoming = await receive(request)
+    return Response(await incoming.in_worker(_detokenize), media_type="application/json")
 
 
-def _tokenize(body: bytes, service: Service, ready: EngineReady, tenant: str | None) -> bytes:
-    request = decode_body(body, TokenizeRequest, service.field_check)
-    service.check_model(request.model, ready)
+def _tokenize(incoming: Incoming) -> bytes:
+    service, ready = incoming.service, incoming.ready
+    request = incoming.decode(TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
-    namespace = namespace_of(tenant, request.cache_salt)
+    namespace = namespace_of(incoming.tenant, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
         if request.add_special_tokens:
@@ -57,9 +48,10 @@ def _tokenize(body: bytes, service: Service, ready: EngineReady, tenant: str | N
     return msgspec.json.encode(Tokenized(len(token_ids), ready.max_model_len, token_ids))
 
 
-def _detokenize(body: bytes, service: Service, ready: EngineReady) -> bytes:
-    request = decode_body(body, DetokenizeRequest, service.field_check)
-    service.check_model(request.model, ready)
-    check_token_ids(request.tokens, "tokens", ready.vocab_size)
-    text = service.engine.tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens or False)
+def _detokenize(incoming: Incoming) -> bytes:
+    request = incoming.decode(DetokenizeRequest)
+    check_token_ids(request.tokens, "tokens", incoming.ready.vocab_size)
+    text = incoming.service.engine.tokenizer.decode(
+        request.tokens, skip_special_tokens=request.skip_special_tokens or False
+    )
     return msgspec.json.encode(Detokenized(text))

@@ -45,8 +45,9 @@ class ToolUse:
             params = msgspec.structs.replace(params, grammar=grammar)
         # Beside as many stop strings as there may be the answer goes on, and what follows the call is dropped.
         if self.stops_after_call and CALL_END not in params.stop and len(params.stop) < MAX_STOP_STRINGS:
-            # The end of the call belongs to it; with other stop strings that cannot be told apart.
-            includes_stop = params.include_stop_str_in_output or not params.stop
+            # The end of the call belongs to it; where something else may stop the answer and be shown, it is left out.
+            may_show_others = bool(params.stop or params.stop_token_ids) or not params.skip_special_tokens
+            includes_stop = params.include_stop_str_in_output or not may_show_others
             params = msgspec.structs.replace(
                 params, stop=(*params.stop, CALL_END), include_stop_str_in_output=includes_stop
             )

@@ -147,14 +147,21 @@ def test_closing_frees_its_threads(model: Path) -> None:
 
 def test_ctrl_c_ends_the_requests_of_the_call(model: Path) -> None:
     with LLM(str(model), num_kv_blocks=256) as llm:
-        typed = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
-        typed.start()
-        endless = SamplingParams(max_tokens=1000, ignore_eos=True)
+        caller = threading.get_ident()
+
+        def type_it() -> None:
+            # No public sign says that the call's requests run.
+            while llm._engine.stats is None or not llm._engine.stats.num_running:
+                time.sleep(0.01)
+            signal.pthread_kill(caller, signal.SIGINT)
+
+        endless = SamplingParams(max_tokens=2000, ignore_eos=True)
+        threading.Thread(target=type_it, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[1, 2, i % 250] for i in range(300)], endless, show_progress=False)
         began = time.monotonic()
         assert llm.generate([[1, 2, 3]], GREEDY, show_progress=False)[0].answers[0].token_ids
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30, "behind 600,000 tokens it waits for minutes"
 
 
 def test_chat_checks_messages_as_the_http_api_does(llm: LLM) -> None:

@@ -81,37 +81,15 @@ class EngineCore:
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
         refusal = self._reason_to_refuse(message)
-        if refusal is not None:
-            self._refuse(message, refusal)
-            return
-        token_ids = array("i")
-        token_ids.frombytes(message.prompt_token_ids)
-        params, beam, constraint = message.params, None, None
-        if isinstance(params, BeamSearchParams):
-            beam = self._beams.group(params, token_ids)
-            params = params.sampling_params()
-        elif params.grammar is not None:
+        if refusal is None:
             try:
-                constraint = self._grammars.compile(params.grammar)
+                request = self._request(message)
             except InvalidRequest as error:
-                self._refuse(message, Failure.of(error))
-                return
-        seed = params.seed
-        request = Request(
-            request_id=message.request_id,
-            params=params,
-            namespace=message.namespace,
-            num_prompt_tokens=len(token_ids),
-            seed=self._seeds.getrandbits(63) if seed is None else seed,
-            priority=message.priority,
-            allowed_tokens=None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids),
-            bad_words=encode_bad_words(params.bad_words, self._tokenizer),
-            prompt_scores=(
-                PromptScores(len(token_ids), params.prompt_logprobs) if params.prompt_logprobs is not None else None
-            ),
-            beam=beam,
-        )
-        request.sequences.append(Sequence(request, 0, token_ids, constraint=constraint))
+                refusal = Failure.of(error)
+        if refusal is not None:
+            self._refusals.append(_failure_delta(message.request_id, refusal))
+            self._has_news = True
+            return
         self._requests[request.request_id] = request
         self._scheduler.add(request)
 
@@ -235,9 +213,32 @@ class EngineCore:
             return Failure("queue_full", f"{self._scheduler.num_queued} requests are waiting already; try again later")
         return None
 
-    def _refuse(self, message: AddRequest, failure: Failure) -> None:
-        self._refusals.append(_failure_delta(message.request_id, failure))
-        self._has_news = True
+    def _request(self, message: AddRequest) -> Request:
+        """Return a new request with its one sequence. Raises InvalidRequest for what only shows when it is made."""
+        token_ids = array("i")
+        token_ids.frombytes(message.prompt_token_ids)
+        beam, constraint = None, None
+        if isinstance(message.params, BeamSearchParams):
+            beam = self._beams.group(message.params, token_ids)
+            params = message.params.sampling_params()
+        else:
+            params = message.params
+            constraint = None if params.grammar is None else self._grammars.compile(params.grammar)
+        num_alternatives = params.prompt_logprobs
+        request = Request(
+            request_id=message.request_id,
+            params=params,
+            namespace=message.namespace,
+            num_prompt_tokens=len(token_ids),
+            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            priority=message.priority,
+            allowed_tokens=None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids),
+            bad_words=encode_bad_words(params.bad_words, self._tokenizer),
+            prompt_scores=None if num_alternatives is None else PromptScores(len(token_ids), num_alternatives),
+            beam=beam,
+        )
+        request.sequences.append(Sequence(request, 0, token_ids, constraint=constraint))
+        return request
 
     def _fail(self, request: Request, failure: Failure) -> Delta:
         self._forget(request)

@@ -103,6 +103,14 @@ def test_an_answer_of_one_call_at_most_stops_at_its_end(tokenizer: Tokenizer) ->
     assert params_of(tokenizer, tools=[F], parallel_tool_calls=False, tool_choice="required").stop == ()
 
 
+@pytest.mark.parametrize("settings", [{"stop_token_ids": (END,)}, {"skip_special_tokens": False}, {"stop": ("x",)}])
+def test_a_limit_to_one_call_does_not_show_what_else_stops_an_answer(
+    tokenizer: Tokenizer, settings: dict[str, Any]
+) -> None:
+    params = params_of(tokenizer, SamplingParams(**settings), tools=[F], parallel_tool_calls=False)
+    assert not params.include_stop_str_in_output
+
+
 def test_an_answer_of_one_call_may_have_as_many_stop_strings_as_any(tokenizer: Tokenizer) -> None:
     stops = tuple(map(str, range(MAX_STOP_STRINGS)))
     assert params_of(tokenizer, SamplingParams(stop=stops), tools=[F], parallel_tool_calls=False).stop == stops

@@ -57,6 +57,7 @@ class Harness:
             ),
             max_queued_requests=max_queued_requests,
         )
+        self._max_num_batched_tokens = max_num_batched_tokens
         self.results: dict[str, GenerationResult] = {}
         self.failures: dict[str, Failure] = {}
         self._num_added = 0
@@ -87,8 +88,10 @@ class Harness:
         return request_id
 
     def step(self) -> None:
-        """Run one step and check that no block is lost."""
+        """Run one step and check that it keeps to its budget and that no block is lost."""
+        num_computed_tokens = self.stats.num_computed_tokens
         output = self.core.step()
+        assert output.stats.num_computed_tokens - num_computed_tokens <= self._max_num_batched_tokens
         cache = output.stats.cache
         assert cache.num_free_blocks + cache.num_cached_blocks + cache.num_in_use_blocks == cache.num_blocks
         for delta in output.deltas:

@@ -81,3 +81,10 @@ def test_what_is_no_list_of_words_is_refused(words: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(bad_words=words)
     assert caught.value.param == "bad_words"
+
+
+def test_a_word_that_no_tokenizer_takes_is_refused_and_the_engine_goes_on(make_harness: MakeHarness) -> None:
+    harness = make_harness(table=cycle)
+    refused = harness.add([ord("d")], bad_words=("\ud800",))
+    assert harness.ask([ord("d")], max_tokens=2).answers[0].text == "ab"
+    assert "surrogate" in harness.failures[refused].message

@@ -17,6 +17,7 @@ from tests.runner.tiny_executor import BLOCK_SIZE, tiny_executor
 from tests.tiny_models import FAMILIES, tiny_transformers_model
 
 NUM_BLOCKS = 256
+BUDGET = 16
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,13 @@ class RealHarness(Harness):
             KVCache(num_blocks, BLOCK_SIZE),
             SchedulerLimits(
                 max_num_seqs=12,
-                max_num_batched_tokens=16,
+                max_num_batched_tokens=BUDGET,
                 max_model_len=256,
                 end_token_ids=frozenset(case.end_token_ids),
             ),
             max_queued_requests=8,
         )
+        self._max_num_batched_tokens = BUDGET
         self.results, self.failures, self._num_added = {}, {}, 0
 
 
