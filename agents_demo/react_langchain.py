@@ -62,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         api_key=SecretStr(server.api_key),
         model=server.model,
         temperature=0,
-        frequency_penalty=0.3,
         max_completion_tokens=200,
     )
     ask(

@@ -30,7 +30,6 @@ def run_agent(client: OpenAI, model: str, question: str, log: StepLog, *, name: 
             tool_choice=tool_choice(number, max_steps),
             parallel_tool_calls=False,
             temperature=0,
-            frequency_penalty=0.3,
             max_completion_tokens=200,
         )
         assert completion.usage is not None

@@ -40,9 +40,11 @@ def find_server(options: argparse.Namespace) -> Server:
     """Return the server that the flags name. Ends the program with a message if there is none."""
     try:
         with OpenAI(base_url=options.base_url, api_key=options.api_key) as client:
-            models = client.models.list().data
+            models = [model.id for model in client.models.list().data]
     except APIConnectionError as error:
         sys.exit(f"no server answers at {options.base_url} ({error}); start one with: make serve")
     except OpenAIError as error:
         sys.exit(f"the server at {options.base_url} does not name its models: {error}")
-    return Server(options.base_url, options.api_key, options.model or models[0].id)
+    if options.model not in [None, *models]:
+        sys.exit(f"the server at {options.base_url} does not serve {options.model}; it serves {', '.join(models)}")
+    return Server(options.base_url, options.api_key, options.model or models[0])

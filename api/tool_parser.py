@@ -103,11 +103,15 @@ class HermesParser:
             self._end(self._call, reason)
             while self._advance():
                 pass
-        if not (self._num_calls and self._pending.isspace()):
+        if not ((self._num_calls and self._pending.isspace()) or self._is_cut_tag(self._pending)):
             self._parsed.content += self._pending
         self._pending = ""
         has_whole_calls = self._num_calls > 0 and not self._is_cut
         self._parsed.finish_reason = "tool_calls" if reason == "stop" and has_whole_calls else reason
+
+    def _is_cut_tag(self, text: str) -> bool:
+        """Whether the text is a part of a tag, or nothing: with a grammar no other text can begin so."""
+        return self._is_constrained and CALL_BEGIN.startswith(text.strip())
 
     def _advance(self) -> bool:
         """Read on in the pending text, to the next border of a call; return whether there is one."""
@@ -205,7 +209,7 @@ class HermesParser:
             # Only the closing tag is missing, or a part of it.
             self._complete(call, "")
             return
-        if reason == "stop" and call.num_sent is None:
+        if reason == "stop" and call.num_sent is None and not self._is_constrained:
             self._give_back(call)
             return
         self._is_cut = True

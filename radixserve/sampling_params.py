@@ -109,7 +109,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequest(f"bad_words takes at most {MAX_BAD_WORDS} words", param="bad_words")
         if not all(1 <= len(word.strip()) <= MAX_STOP_STRING_LENGTH for word in self.bad_words):
-            raise InvalidRequest(f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters", param="bad_words")
+            raise InvalidRequest(
+                f"a bad word has 1 to {MAX_STOP_STRING_LENGTH} characters, white space around it not counted; "
+                "tokens of white space alone can be kept out by logit_bias",
+                param="bad_words",
+            )
 
     @property
     def num_returned(self) -> int:

@@ -37,6 +37,13 @@ def test_lists_and_whole_numbers_are_taken_where_they_mean_the_same() -> None:
     assert params == SamplingParams(stop=("a",), stop_token_ids=(3,), temperature=1.0, logit_bias={5: 1.0})
 
 
+@pytest.mark.parametrize("word", ["\n", "  "])
+def test_a_bad_word_of_white_space_is_refused_as_such(word: str) -> None:
+    with pytest.raises(InvalidRequest, match="white space") as caught:
+        SamplingParams(bad_words=(word,))
+    assert caught.value.param == "bad_words"
+
+
 @pytest.mark.parametrize("value", [-1, 21])
 def test_prompt_logprobs_have_a_range(value: int) -> None:
     with pytest.raises(InvalidRequest) as caught:

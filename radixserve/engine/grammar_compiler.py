@@ -18,6 +18,8 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 MAX_GRAMMAR_LENGTH = 2**17
 MAX_MESSAGE_LENGTH = 500
 _NUM_CACHED_GRAMMARS = 64
+# llguidance names a state of its own where a grammar fits no text: a rule or reference that only leads to itself, say.
+_NO_TEXT = "NoExtensionBias"
 
 # All this runs on the engine's thread, between two steps: within these limits the worst grammars found take 0.1 s to
 # compile and 0.07 s a token, usual ones 1 ms and 0.2 ms. A thousand optional properties of one object still fit.
@@ -171,4 +173,6 @@ def _invalid(grammar: Grammar, reason: str) -> InvalidRequest:
 def _shortened(message: str) -> str:
     """Return the part of an error of llguidance that says what is wrong, without the state of its parser."""
     text = message.partition("\n<")[0].strip()
+    if text == _NO_TEXT:
+        return "no text fits it; look for a rule or a $ref that only leads to itself, or an empty class of characters"
     return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]}..."

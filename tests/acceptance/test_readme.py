@@ -53,12 +53,18 @@ def test_the_beam_search_command_answers_with_scores_and_blocks(server: RunningS
 
 @pytest.mark.slow
 def test_the_openai_snippet_prints_what_it_says(server: RunningServer) -> None:
-    language, code = snippet("from openai")
+    language, code = snippet("for _ in range(2)")
     said = re.findall(r"^# (.*)$", code, re.MULTILINE)
     # Prompts of other tests begin alike, so only the second count is certain.
     printed = run(language, code, server).splitlines()
     assert printed[1] == said[1]
     assert said[0].startswith(printed[0].rpartition(" ")[0])
+
+
+@pytest.mark.slow
+def test_the_snippet_of_structured_output_and_tools_prints_what_it_says(server: RunningServer) -> None:
+    language, code = snippet("response_format")
+    assert run(language, code, server).splitlines() == re.findall(r"^# (.*)$", code, re.MULTILINE)
 
 
 @pytest.mark.slow

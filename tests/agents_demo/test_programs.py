@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -31,6 +32,16 @@ def base_url(server: RunningServer) -> str:
     """The server with nothing in its cache."""
     assert httpx.post(f"{server.url}/v1/cache/reset").json()["kept_blocks"] == 0
     return f"{server.url}/v1"
+
+
+def test_every_program_is_documented_and_tested_here() -> None:
+    root = Path(__file__).parents[2]
+    programs = {path.stem for path in (root / "agents_demo").glob("*.py") if "__main__" in path.read_text()}
+    assert programs == set(DEMOS)
+    document = (root / "docs" / "AGENTS.md").read_text(encoding="utf-8")
+    for demo in DEMOS:
+        assert f"python -m agents_demo.{demo} " in document
+        assert f"### {demo}\n" in document
 
 
 @pytest.mark.slow

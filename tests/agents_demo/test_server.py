@@ -25,6 +25,13 @@ def test_the_model_is_the_one_that_is_served(base_url: str) -> None:
     assert find_server(options).model == "letters"
 
 
+def test_a_model_that_is_not_served_is_told_with_those_that_are(base_url: str) -> None:
+    flags = ["--base-url", base_url, "--api-key", "secret", "--model"]
+    assert find_server(server_arguments("").parse_args([*flags, "letters"])).model == "letters"
+    with pytest.raises(SystemExit, match="does not serve digits; it serves letters"):
+        find_server(server_arguments("").parse_args([*flags, "digits"]))
+
+
 def test_a_key_that_is_refused_is_told(base_url: str) -> None:
     options = server_arguments("").parse_args(["--base-url", base_url])
     with pytest.raises(SystemExit, match=r"does not name its models: .*key"):

@@ -169,9 +169,17 @@ def test_tc_7_a_call_that_is_cut_off_is_not_presented_as_finished(is_constrained
         assert streamed == without_ids(read([text[:length]], "length", is_constrained=is_constrained))
         content, calls, finish_reason = streamed
         assert finish_reason == "length"
-        # Before the tag is whole it could be any text; before the arguments there is nothing to tell of.
-        assert content == (text[:length] if length < len("<tool_call>") else "")
+        # Without a grammar a part of a tag could be any text; before the arguments there is nothing to tell of.
+        assert content == (text[:length] if length < len("<tool_call>") and not is_constrained else "")
         assert calls == ([("f", text[begin : min(length, end)])] if length > begin else [])
+
+
+def test_tc_2_a_constrained_call_that_is_cut_off_leaves_no_markup_behind() -> None:
+    text = tagged("{}") + "\n" + tagged('{"city": "Paris"}', name="g")
+    for reason in ("length", "stop"):
+        for length in range(1, len(text)):
+            for pieces in ([text[:length]], list(text[:length])):
+                assert read(pieces, reason, is_constrained=True).content == ""
 
 
 def test_tc_7_a_whole_call_stays_beside_one_that_is_cut_off() -> None:

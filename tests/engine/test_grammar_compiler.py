@@ -195,6 +195,19 @@ def test_what_is_no_grammar_is_refused(compiler: GrammarCompiler, grammar: Gramm
         compiler.compile(grammar)
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"$ref": "#"}'),
+        Grammar("lark", "start: start"),
+        Grammar("regex", r"[^\s\S]"),
+    ],
+)
+def test_a_grammar_that_no_text_fits_says_so(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be used: no text fits it"):
+        compiler.compile(grammar)
+
+
 def nested(depth: int, width: int) -> dict[str, Any]:
     result: dict[str, Any] = {"type": "string"}
     for _ in range(depth):
