@@ -7,8 +7,10 @@ from typing import get_args
 import pytest
 
 from radixserve.config import SchedulePolicy
-from radixserve.core.policy import ROUND_SIZE
-from radixserve.core.sequence import Request, SequenceStatus
+from radixserve.core.policy import ROUND_SIZE, Policy
+from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.waiting import WaitingQueue
+from radixserve.sampling_params import SamplingParams
 from tests.core.scheduling import BLOCK_SIZE as B
 from tests.core.scheduling import Scheduling, own
 
@@ -297,3 +299,18 @@ def progress(request: Request) -> tuple[int, int]:
     """How many answers of a request have ended, and how many tokens of the next one are computed."""
     unfinished = [sequence for sequence in request.sequences if sequence.status is not SequenceStatus.FINISHED]
     return len(request.sequences) - len(unfinished), unfinished[0].num_computed_tokens if unfinished else 0
+
+
+@pytest.mark.parametrize(("has_run", "order"), [(False, ["hit", "cold"]), (True, ["cold", "hit"])])
+def test_hits_go_before_others_among_new_requests_only(has_run: bool, order: list[str]) -> None:
+    """What has run goes on by its rank, so that the first of all that have begun always advances."""
+    scheduling = Scheduling()
+    scheduling.add(own(0, 20))
+    scheduling.run()
+    queue = WaitingQueue(Policy(prefers_hits=True), scheduling.cache)
+    for arrival, (name, prompt) in enumerate({"cold": own(1, 20), "hit": own(0, 20)}.items()):
+        request = Request(name, SamplingParams(), b"", len(prompt), seed=0, arrival=arrival)
+        request.num_cached_tokens = 0 if has_run else None
+        request.sequences.append(Sequence(request, 0, array("i", prompt)))
+        queue.add(request.sequences[0])
+    assert [sequence.request.request_id for sequence, _ in next(queue.rounds())] == order

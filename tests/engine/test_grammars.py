@@ -60,7 +60,10 @@ def test_where_the_text_may_end_or_go_on_the_model_decides(make_harness: MakeHar
 
 
 def test_an_empty_text_may_be_all_that_a_grammar_has(make_harness: MakeHarness) -> None:
-    assert text_of(make_harness(table=likes("abc")), grammar=Grammar("regex", "")) == ("", "stop")
+    for ignore_eos in (False, True):
+        harness = make_harness(table=likes("abc"))
+        settings = {"ignore_eos": ignore_eos, "skip_special_tokens": False}
+        assert text_of(harness, grammar=Grammar("regex", ""), **settings) == ("", "stop")
 
 
 @pytest.mark.parametrize(
