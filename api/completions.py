@@ -12,7 +12,7 @@ from radixserve.api.incoming import Incoming, receive
 from radixserve.api.logprobs import CompletionLogprobsWriter, join, prompt_logprobs
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
-from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
+from radixserve.api.prompts import MAX_PROMPTS, BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
@@ -50,7 +50,8 @@ def _prepare(incoming: Incoming) -> Generation:
     namespace = namespace_of(incoming.tenant, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
-    texts = split_prompts(request.prompt)
+    # A list is answered as a whole, so it must fit the queue as a whole.
+    texts = split_prompts(request.prompt, min(MAX_PROMPTS, service.engine.config.max_queued_requests))
     is_given = request.max_tokens is not None or request.max_completion_tokens is not None
     prompts = [
         truncate(

@@ -26,10 +26,10 @@ class BudgetFields:
     clamp: bool
 
 
-def split_prompts(prompt: str | list[str | int | list[int]] | None) -> list[Prompt]:
+def split_prompts(prompt: str | list[str | int | list[int]] | None, max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
     """Return the prompts that a completion request names: one text, one list of ids, or a list of one of the two.
 
-    None is an empty text. Raises InvalidRequest for an empty list, a mixed one, and more than MAX_PROMPTS.
+    None is an empty text. Raises InvalidRequest for an empty list, a mixed one, and more than max_prompts.
     """
     if not isinstance(prompt, list):
         return [prompt or ""]
@@ -41,8 +41,8 @@ def split_prompts(prompt: str | list[str | int | list[int]] | None) -> list[Prom
         return [token_ids]
     if token_ids or len({type(entry) for entry in prompts}) > 1:
         raise InvalidRequest("prompt mixes texts, token ids and lists of token ids; send one kind", param="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt has {len(prompts)} entries; it may have {MAX_PROMPTS}", param="prompt")
+    if len(prompts) > max_prompts:
+        raise InvalidRequest(f"prompt has {len(prompts)} entries; it may have {max_prompts} here", param="prompt")
     return prompts
 
 

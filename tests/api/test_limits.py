@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.api.serving import alphabet, ask, called, refusal_of, text_of
 from tests.stub_engine import stub_engine
@@ -97,3 +98,11 @@ async def test_api_8_stop_strings_end_the_answer_where_they_stand(
     client: httpx.AsyncClient, route: str, stop: Any, text: str
 ) -> None:
     assert await answer(client, route, stop=stop, max_tokens=26) == text
+
+
+async def test_a_list_of_prompts_longer_than_the_queue_is_no_matter_of_trying_again(tokenizer: Tokenizer) -> None:
+    async with called(stub_engine(tokenizer, alphabet, config=EngineConfig(max_queued_requests=2))) as client:
+        assert len((await ask(client, COMPLETIONS, prompt=["a", "b"], max_tokens=1))["choices"]) == 2
+        refusal = await refusal_of(client, COMPLETIONS, prompt=["a", "b", "c"], max_tokens=1)
+        assert refusal["param"] == "prompt"
+        assert "2" in refusal["message"]
