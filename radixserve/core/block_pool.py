@@ -1,7 +1,10 @@
 """Blocks of K/V by id: who holds them, and the order in which unheld ones are given up."""
 
 from array import array
-from collections import OrderedDict
+
+import numpy as np
+
+from radixserve.core.unheld_blocks import UnheldBlocks
 
 
 class BlockPool:
@@ -13,13 +16,12 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = array("i", range(num_blocks - 1, -1, -1))
         self._refcounts = array("i", bytes(4 * num_blocks))
         self._num_copies_from: dict[int, int] = {}
-        # Insertion order is the order of eviction. Tables are dropped deepest first, and whoever holds a block holds
-        # all blocks above it; so a block enters after every block below it, and the front is always a leaf's end.
-        # An OrderedDict finds its front at once; a dict looks past all that was ever deleted there.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        # The order of eviction. Tables are dropped deepest first, and whoever holds a block holds all blocks above it;
+        # so a block enters after every block below it, and the front is always a leaf's end.
+        self._cached = UnheldBlocks(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -44,9 +46,13 @@ class BlockPool:
         """Whether nobody holds the block, and it can still be found."""
         return block_id in self._cached
 
+    def count_cached(self, block_ids: "array[int]") -> int:
+        """How many of the blocks nobody holds."""
+        return self._cached.count(block_ids)
+
     def oldest_cached(self) -> int:
         """The block that eviction takes next. There must be a cached one."""
-        return next(iter(self._cached))
+        return self._cached.oldest()
 
     def take(self) -> int:
         """Give out a free block to one sequence. There must be a free one."""
@@ -54,19 +60,29 @@ class BlockPool:
         self._refcounts[block_id] = 1
         return block_id
 
-    def share(self, block_id: int) -> None:
-        """Count one more sequence that holds the block, which is cached or in use."""
-        self._cached.pop(block_id, None)
-        self._refcounts[block_id] += 1
+    def share(self, block_ids: "array[int]") -> None:
+        """Count one more sequence that holds the blocks, all different, each cached or in use."""
+        self._cached.discard_all(block_ids)
+        np.frombuffer(self._refcounts, np.int32)[np.frombuffer(block_ids, np.int32)] += 1
 
     def drop(self, block_id: int, *, is_findable: bool) -> None:
         """Count one sequence less. A block that nobody holds is cached if the tree can find it, else free."""
         self._refcounts[block_id] -= 1
         self._settle(block_id, is_findable)
 
+    def drop_findable(self, block_ids: "array[int]") -> None:
+        """Count one sequence less that holds the blocks, all different, which the tree can find; in this order."""
+        ids = np.frombuffer(block_ids, np.int32)
+        refcounts = np.frombuffer(self._refcounts, np.int32)
+        refcounts[ids] -= 1
+        is_unheld = refcounts[ids] == 0
+        if self._num_copies_from:
+            is_unheld &= ~np.isin(ids, list(self._num_copies_from))
+        self._cached.add_all(array("i", ids[is_unheld].tobytes()))
+
     def hold_source(self, block_id: int) -> None:
         """Keep the source of a copy, cached or in use, from being evicted."""
-        self._cached.pop(block_id, None)
+        self._cached.discard(block_id)
         self._num_copies_from[block_id] = self._num_copies_from.get(block_id, 0) + 1
 
     def drop_source(self, block_id: int, *, is_findable: bool) -> None:
@@ -78,13 +94,13 @@ class BlockPool:
 
     def free(self, block_id: int) -> None:
         """Free a cached block that the tree no longer finds."""
-        del self._cached[block_id]
+        self._cached.discard(block_id)
         self._free.append(block_id)
 
     def _settle(self, block_id: int, is_findable: bool) -> None:
         if self._refcounts[block_id] or block_id in self._num_copies_from:
             return
         if is_findable:
-            self._cached[block_id] = None
+            self._cached.add(block_id)
         else:
             self._free.append(block_id)

@@ -111,8 +111,7 @@ class KVCache:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_committed_blocks = parent.num_committed_blocks
         child.digests = parent.digests[: parent.num_computed_tokens // self._block_size]
-        for block_id in child.block_table:
-            self._pool.share(block_id)
+        self._pool.share(child.block_table)
 
     def commit(self, sequence: Sequence) -> None:
         """Enter a sequence's full and computed blocks into the tree, so that others can share them from now on.
@@ -135,7 +134,7 @@ class KVCache:
                 self._tree.add_block(place, digest, token_ids, table[index])
                 self._remove_shorter_tails(place, token_ids)
             elif found[1] == token_ids:
-                self._pool.share(found[0])
+                self._pool.share(array("i", [found[0]]))
                 self._drop(table[index])
                 table[index] = found[0]
             else:
@@ -156,8 +155,10 @@ class KVCache:
             self._drop_source(source)
         if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
             self._keep_tail(sequence)
-        for block_id in reversed(sequence.block_table):
+        committed = sequence.block_table[: sequence.num_committed_blocks]
+        for block_id in reversed(sequence.block_table[len(committed) :]):
             self._drop(block_id)
+        self._pool.drop_findable(committed[::-1])
         sequence.block_table = array("i")
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
@@ -228,16 +229,15 @@ class KVCache:
             and pool.is_cached(partial)
             and tree.is_tail(partial, match.num_tokens % self._block_size)
         )
-        held = match.block_ids if partial is None else array("i", [*match.block_ids, partial])
+        held = match.block_ids if partial is None else match.block_ids + array("i", [partial])
         num_new = self._num_blocks_for(match.num_tokens + num_tokens) - len(match.block_ids) - takes_over
         if not self._fits(num_new, held):
             return False
-        for block_id in match.block_ids:
-            pool.share(block_id)
+        pool.share(match.block_ids)
         table = match.block_ids[:]
         if partial is not None and takes_over:
             tree.remove(partial)
-            pool.share(partial)
+            pool.share(array("i", [partial]))
             table.append(partial)
         elif partial is not None:
             table.append(self._take_copy(sequence, partial, match.num_tokens))
@@ -265,7 +265,7 @@ class KVCache:
     def _fits(self, num_new: int, held: "array[int]") -> bool:
         """Whether num_new blocks can be had while those of held are kept, of which some are cached."""
         num_spare = self._pool.num_free + self._pool.num_cached - num_new
-        return num_spare >= len(held) or num_spare >= sum(map(self._pool.is_cached, held))
+        return num_spare >= len(held) or num_spare >= self._pool.count_cached(held)
 
     def _take(self) -> int:
         if not self._pool.num_free:

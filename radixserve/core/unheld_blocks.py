@@ -1,0 +1,94 @@
+"""The cached blocks that nobody holds, in the order in which they came to be so."""
+
+from array import array
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+BlockIds = npt.NDArray[np.int32]
+
+# Below this length dead entries are not worth a sweep.
+MIN_SWEPT_ENTRIES = 64
+
+
+class UnheldBlocks:
+    """A queue of block ids below num_blocks, from which any of them can leave.
+
+    One that leaves stays behind as a dead entry, so that a path of thousands of blocks comes and goes in a few array
+    operations. Dead entries are swept out once they are more than half, which makes all of it constant per block.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._entries = array("i")
+        # Entries before it are dead.
+        self._first = 0
+        # Where the live entry of a block is, or -1.
+        self._entry_of = array("i", [-1]) * num_blocks
+        self._num_blocks = 0
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def __contains__(self, block_id: int) -> bool:
+        return self._entry_of[block_id] >= 0
+
+    def count(self, block_ids: "array[int]") -> int:
+        """Return how many of the blocks are here."""
+        return int(np.count_nonzero(self._entry_view()[_view(block_ids)] >= 0))
+
+    def oldest(self) -> int:
+        """Return the block that has been here for longest. There must be one."""
+        while self._entry_of[self._entries[self._first]] != self._first:
+            self._first += 1
+        return self._entries[self._first]
+
+    def add(self, block_id: int) -> None:
+        """Let a block come, which is not here."""
+        self._entry_of[block_id] = len(self._entries)
+        self._entries.append(block_id)
+        self._num_blocks += 1
+        self._sweep()
+
+    def add_all(self, block_ids: "array[int]") -> None:
+        """Let blocks come, none of which is here, one after the other."""
+        start = len(self._entries)
+        self._entries += block_ids
+        self._entry_view()[_view(block_ids)] = np.arange(start, len(self._entries), dtype=np.int32)
+        self._num_blocks += len(block_ids)
+        self._sweep()
+
+    def discard(self, block_id: int) -> None:
+        """Let a block go, if it is here."""
+        if self._entry_of[block_id] >= 0:
+            self._entry_of[block_id] = -1
+            self._num_blocks -= 1
+            self._clear_if_empty()
+
+    def discard_all(self, block_ids: "array[int]") -> None:
+        """Let those blocks go that are here. None may be named twice."""
+        self._num_blocks -= self.count(block_ids)
+        self._entry_view()[_view(block_ids)] = -1
+        self._clear_if_empty()
+
+    def _clear_if_empty(self) -> None:
+        if not self._num_blocks:
+            self._entries = array("i")
+            self._first = 0
+
+    def _sweep(self) -> None:
+        if len(self._entries) <= 2 * self._num_blocks + MIN_SWEPT_ENTRIES:
+            return
+        entries = _view(self._entries)
+        is_live: npt.NDArray[Any] = self._entry_view()[entries] == np.arange(len(entries), dtype=np.int32)
+        live = entries[is_live]
+        self._entry_view()[live] = np.arange(len(live), dtype=np.int32)
+        self._entries = array("i", live.tobytes())
+        self._first = 0
+
+    def _entry_view(self) -> BlockIds:
+        return _view(self._entry_of)
+
+
+def _view(block_ids: "array[int]") -> BlockIds:
+    return np.frombuffer(block_ids, np.int32)
