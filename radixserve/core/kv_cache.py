@@ -38,7 +38,7 @@ class KVCache:
         self._prefix_cache = prefix_cache
         self._digest = digest
         self._pool = BlockPool(num_blocks)
-        self._tree = RadixTree(num_blocks, block_size)
+        self._tree = RadixTree(num_blocks, block_size, digest)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._num_queried_tokens = 0
@@ -120,27 +120,9 @@ class KVCache:
         """
         if not self._prefix_cache:
             return
-        table = sequence.block_table
-        for index in range(sequence.num_committed_blocks, sequence.num_computed_tokens // self._block_size):
-            token_ids = sequence.token_ids[index * self._block_size : (index + 1) * self._block_size]
-            digest = self._digest_of(sequence, index)
-            place = self._place(sequence)
-            found = self._tree.find_block(place, digest)
-            if found is None:
-                # Who holds a block of the tree must hold the path above it, which another holder of this block may
-                # have in blocks of its own; it enters once a single sequence is left.
-                if self._pool.refcount(table[index]) > 1:
-                    return
-                self._tree.add_block(place, digest, token_ids, table[index])
-                self._remove_shorter_tails(place, token_ids)
-            elif found[1] == token_ids:
-                self._pool.share(array("i", [found[0]]))
-                self._drop(table[index])
-                table[index] = found[0]
-            else:
-                # An equal digest of other tokens: this block and those below it stay the sequence's own.
-                return
-            sequence.num_committed_blocks += 1
+        num_full = sequence.num_computed_tokens // self._block_size
+        while sequence.num_committed_blocks < num_full and self._commit_run(sequence, num_full):
+            pass
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back from a sequence, deepest first, which leaves it as if it had never run.
@@ -287,6 +269,33 @@ class KVCache:
         self._pool.free(block_id)
         return num_tokens
 
+    def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
+        """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
+        table, first = sequence.block_table, sequence.num_committed_blocks
+        token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
+        digest = self._digest_of(sequence, first)
+        place = self._place(sequence)
+        found = self._tree.find_run(place, digest, token_ids)
+        if found:
+            self._pool.share(found)
+            for block_id in table[first : first + len(found)]:
+                self._drop(block_id)
+            table[first : first + len(found)] = found
+            sequence.num_committed_blocks += len(found)
+            return True
+        # Who holds a block of the tree must hold the path above it, which another holder of this block may have in
+        # blocks of its own; it enters once a single sequence is left.
+        end = next((index for index in range(first, num_full) if self._pool.refcount(table[index]) > 1), num_full)
+        if end == first:
+            return False
+        below = self._tree.add_run(place, digest, token_ids[: (end - first) * self._block_size], table[first:end])
+        if below is None:
+            # An equal digest of other tokens: this block and those below it stay the sequence's own.
+            return False
+        self._remove_shorter_tails(below, token_ids[: self._block_size])
+        sequence.num_committed_blocks = end
+        return True
+
     def _keep_tail(self, sequence: Sequence) -> None:
         """Make a sequence's part-filled last block findable, if it alone holds it and its path is in the tree."""
         num_full = sequence.num_computed_tokens // self._block_size
@@ -296,7 +305,7 @@ class KVCache:
         block_id = sequence.block_table[num_full]
         place = self._place(sequence)
         if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
-            self._tree.add_tail(place, token_ids, block_id)
+            place = self._tree.add_tail(place, token_ids, block_id)
             self._remove_shorter_tails(place, token_ids)
 
     def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:
@@ -313,7 +322,9 @@ class KVCache:
         self._pool.drop_source(source.block_id, is_findable=source.block_id in self._tree)
 
     def _place(self, sequence: Sequence) -> Place:
-        return self._tree.place(sequence.request.namespace, sequence.block_table, sequence.num_committed_blocks)
+        num_blocks = sequence.num_committed_blocks
+        digest = self._digest_of(sequence, num_blocks - 1) if num_blocks else b""
+        return self._tree.place(sequence.request.namespace, sequence.block_table, num_blocks, digest)
 
     def _digest_of(self, sequence: Sequence, index: int) -> bytes:
         """Return the chained digest of a sequence's block, which must be full."""

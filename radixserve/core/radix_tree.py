@@ -5,7 +5,6 @@ part-filled last block of an ended sequence, always a leaf. The tree knows token
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-DIGEST_SIZE = 16
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
 MAX_CANDIDATES = 8
 
@@ -58,26 +56,30 @@ class CachedRun(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A root (no parent, no blocks), a run, or a tail (no digests, fewer tokens than a block).
+    """A root (no parent, no blocks), a run, or a tail (no digest, fewer tokens than a block).
 
-    num_blocks_above: blocks on the path from the root. digests: DIGEST_SIZE bytes for each block.
-    children: runs by the digest of their first block. by_first_token: runs and tails, newest last.
+    number: names the node in the tree; a root has none. num_blocks_above: blocks on the path from the root.
+    digest: the chained one of the first block; those of a run's other blocks follow from its tokens.
+    children: runs by their digest. by_first_token: runs and tails by their first block, newest last.
+    height: nodes on the longest way down, itself included. heights: how many nodes right below have which.
     """
 
     namespace: bytes
     parent: "Node | None"
-    depth: int
+    number: int = -1
     num_blocks_above: int = 0
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    digests: bytearray = field(default_factory=bytearray)
+    digest: bytes = b""
     children: dict[bytes, "Node"] = field(default_factory=dict)
-    by_first_token: dict[int, dict["Node", None]] = field(default_factory=dict)
+    by_first_token: dict[int, dict[int, "Node"]] = field(default_factory=dict)
+    height: int = 1
+    heights: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_tail(self) -> bool:
         """Whether this is a part-filled block."""
-        return not self.digests and self.parent is not None
+        return not self.digest and self.parent is not None
 
     @property
     def is_leaf(self) -> bool:
@@ -86,35 +88,51 @@ class Node:
 
     def followers(self) -> Iterator["Node"]:
         """All runs and tails right below."""
-        return (node for nodes in self.by_first_token.values() for node in nodes)
+        return (node for nodes in self.by_first_token.values() for node in nodes.values())
 
     def candidates(self, first_token: int) -> Iterator["Node"]:
         """The newest runs and tails right below that begin with a token."""
-        return islice(reversed(self.by_first_token.get(first_token, {})), MAX_CANDIDATES)
+        return islice(reversed(self.by_first_token.get(first_token, {}).values()), MAX_CANDIDATES)
 
 
 class Place(NamedTuple):
-    """A border between blocks: behind the first num_blocks blocks of a node's run. Any removal ends its validity."""
+    """A border between blocks: behind the first num_blocks blocks of a node's run. Any change ends its validity.
+
+    digest: the chained one of the block before it; at a root, which has none, it is not read.
+    """
 
     node: Node
     num_blocks: int
+    digest: bytes
 
 
 class RadixTree:
     """Find blocks by the tokens they hold, in each namespace. Block ids are below num_blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, digest: BlockDigest = xxh3_digest) -> None:
         self.block_size = block_size
-        self.num_nodes = 0
         self.num_blocks = 0
         self.num_removals = 0
-        self.depth = 0
-        self._num_nodes_at = Counter[int]()
+        self._digest = digest
         self._roots: dict[bytes, Node] = {}
-        self._owner: list[Node | None] = [None] * num_blocks
+        self._root_heights: dict[int, int] = {}
+        self._nodes: dict[int, Node] = {}
+        self._next_number = 0
+        # Numbers of nodes, -1 for none: packed, and set for a whole run at once. 64 bits do not run out.
+        self._owner = array("q", [-1]) * num_blocks
+
+    @property
+    def num_nodes(self) -> int:
+        """Runs and tails."""
+        return len(self._nodes)
+
+    @property
+    def depth(self) -> int:
+        """Nodes on the longest path, its root left out."""
+        return max(self._root_heights, default=1) - 1
 
     def __contains__(self, block_id: int) -> bool:
-        return self._owner[block_id] is not None
+        return self._owner[block_id] >= 0
 
     def find(self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes]) -> Match:
         """Return the longest prefix of token_ids that is in the tree. Changes nothing.
@@ -128,7 +146,7 @@ class RadixTree:
         while node is not None:
             rest = token_ids[len(block_ids) * size :]
             child = node.children.get(digest_of(len(block_ids))) if len(rest) >= size else None
-            num_common = _count_common(child.token_ids, rest) if child is not None else 0
+            num_common = _count_common(np.frombuffer(child.token_ids, np.int32), rest) if child is not None else 0
             if child is None or num_common < size:
                 # No such block, or one with an equal digest and other tokens.
                 return self._match(block_ids, *self._find_inside(node, rest))
@@ -138,48 +156,56 @@ class RadixTree:
             node = child
         return self._match(block_ids, 0, None)
 
-    def place(self, namespace: bytes, block_ids: "array[int]", num_blocks: int) -> Place:
-        """Return where the first num_blocks of block_ids, a path of this tree, end."""
+    def place(self, namespace: bytes, block_ids: "array[int]", num_blocks: int, digest: bytes) -> Place:
+        """Return where the first num_blocks of block_ids, a path of this tree, end. digest: that of the last one."""
         if not num_blocks:
             # An empty namespace has no root; this one becomes it when something is added below.
-            return Place(self._roots.get(namespace) or Node(namespace, parent=None, depth=0), 0)
-        node = self._owner[block_ids[num_blocks - 1]]
-        assert node is not None
-        return Place(node, num_blocks - node.num_blocks_above)
+            return Place(self._roots.get(namespace) or Node(namespace, parent=None), 0, digest)
+        node = self._node_of(block_ids[num_blocks - 1])
+        return Place(node, num_blocks - node.num_blocks_above, digest)
 
-    def find_block(self, place: Place, digest: bytes) -> tuple[int, "array[int]"] | None:
-        """Return id and tokens of the full block with that digest right behind a place. The tokens may be others."""
-        node, index = place
-        if index < len(node.block_ids):
-            if node.digests[index * DIGEST_SIZE : (index + 1) * DIGEST_SIZE] != digest:
-                return None
-        elif digest in node.children:
+    def find_run(self, place: Place, digest: bytes, token_ids: "array[int]") -> "array[int]":
+        """Return the full blocks of one node right behind a place whose tokens token_ids begins with.
+
+        digest: that of the first block of token_ids.
+        """
+        node, index, _ = place
+        if index == len(node.block_ids):
+            if digest not in node.children:
+                return array("i")
             node, index = node.children[digest], 0
-        else:
-            return None
-        return node.block_ids[index], node.token_ids[index * self.block_size : (index + 1) * self.block_size]
+        rest = np.frombuffer(node.token_ids, np.int32)[index * self.block_size :]
+        num_common = _count_common(rest, np.frombuffer(token_ids, np.int32))
+        return node.block_ids[index : index + num_common // self.block_size]
 
-    def add_block(self, place: Place, digest: bytes, token_ids: "array[int]", block_id: int) -> None:
-        """Add a full block behind a place where find_block finds none. The place stays valid."""
-        self._split(place)
+    def add_run(self, place: Place, digest: bytes, token_ids: "array[int]", block_ids: "array[int]") -> Place | None:
+        """Add full blocks behind a place where find_run finds none, and return the place as it is then.
+
+        None, and nothing is changed: there is a block of other tokens with the same digest.
+        """
+        node, index, _ = place
+        if digest == self._digest_behind(place) if index < len(node.block_ids) else digest in node.children:
+            return None
+        place = self._split(place)
         node = place.node
         if node.parent is not None and node.is_leaf:
             node.token_ids += token_ids
-            node.block_ids.append(block_id)
-            node.digests += digest
-            self._owner[block_id] = node
-            self.num_blocks += 1
+            node.block_ids += block_ids
+            self._own(node, block_ids)
+            self.num_blocks += len(block_ids)
         else:
-            self._add(node, token_ids, block_id, digest)
+            self._add(node, token_ids, block_ids, digest)
+        return place
 
-    def add_tail(self, place: Place, token_ids: "array[int]", block_id: int) -> None:
-        """Add a part-filled block behind a place. The place stays valid."""
-        self._split(place)
-        self._add(place.node, token_ids, block_id, b"")
+    def add_tail(self, place: Place, token_ids: "array[int]", block_id: int) -> Place:
+        """Add a part-filled block behind a place, and return the place as it is then."""
+        place = self._split(place)
+        self._add(place.node, token_ids, array("i", [block_id]), b"")
+        return place
 
     def covers(self, place: Place, token_ids: "array[int]") -> bool:
         """Whether an entry right behind a place begins with token_ids, less than a block of them."""
-        node, index = place
+        node, index, _ = place
         num_tokens = len(token_ids)
         if index < len(node.block_ids):
             start = index * self.block_size
@@ -188,7 +214,7 @@ class RadixTree:
 
     def find_shorter_tails(self, place: Place, token_ids: "array[int]") -> list[int]:
         """Return the blocks of the tails right behind a place whose tokens token_ids begins with and exceeds."""
-        node, index = place
+        node, index, _ = place
         if index < len(node.block_ids):
             return []
         return [
@@ -199,36 +225,33 @@ class RadixTree:
 
     def is_tail(self, block_id: int, num_tokens: int) -> bool:
         """Whether the block, one of the tree's, is a tail of exactly num_tokens tokens."""
-        node = self._owner[block_id]
-        assert node is not None
+        node = self._node_of(block_id)
         return node.is_tail and len(node.token_ids) == num_tokens
 
     def remove(self, block_id: int) -> int:
         """Forget a block that nothing follows, and return how many tokens it held."""
-        node = self._owner[block_id]
-        assert node is not None
+        node = self._node_of(block_id)
         assert node.is_leaf
         assert node.block_ids[-1] == block_id
         self.num_removals += 1
         self.num_blocks -= 1
-        self._owner[block_id] = None
+        self._owner[block_id] = -1
         if len(node.block_ids) == 1:
             self._unlink(node)
             return len(node.token_ids)
         node.block_ids.pop()
         del node.token_ids[-self.block_size :]
-        del node.digests[-DIGEST_SIZE:]
         return self.block_size
 
     def walk(self) -> Iterator[CachedRun]:
         """Yield every node, each before those below it. Not to be continued after a change."""
         for namespace, root in self._roots.items():
-            unseen = list(root.followers())
+            unseen = [(node, 1) for node in root.followers()]
             while unseen:
-                node = unseen.pop()
+                node, depth = unseen.pop()
                 num_tokens_above = node.num_blocks_above * self.block_size
-                yield CachedRun(namespace, node.depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
-                unseen.extend(node.followers())
+                yield CachedRun(namespace, depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
+                unseen.extend((other, depth + 1) for other in node.followers())
 
     def _match(self, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
         num_tokens = len(block_ids) * self.block_size + num_inside
@@ -239,108 +262,132 @@ class RadixTree:
         best = (0, False)
         block_id = None
         for other in node.candidates(int(rest[0])) if len(rest) else ():
-            num_common = _count_common(other.token_ids[: self.block_size], rest)
+            num_common = _count_common(np.frombuffer(other.token_ids, np.int32)[: self.block_size], rest)
             # Of equal hits a tail that ends right there is the better one: it can be taken over without a copy.
             rank = (num_common, num_common == len(other.token_ids))
             if rank > best:
                 best, block_id = rank, other.block_ids[0]
         return best[0], block_id
 
-    def _add(self, parent: Node, token_ids: "array[int]", block_id: int, digest: bytes) -> None:
-        node = Node(parent.namespace, parent, parent.depth + 1, parent.num_blocks_above + len(parent.block_ids))
+    def _node_of(self, block_id: int) -> Node:
+        return self._nodes[self._owner[block_id]]
+
+    def _own(self, node: Node, block_ids: "array[int]") -> None:
+        np.frombuffer(self._owner, np.int64)[np.frombuffer(block_ids, np.int32)] = node.number
+
+    def _new_node(self, parent: Node, num_blocks_above: int, digest: bytes) -> Node:
+        node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest)
+        self._nodes[node.number] = node
+        self._next_number += 1
+        return node
+
+    def _add(self, parent: Node, token_ids: "array[int]", block_ids: "array[int]", digest: bytes) -> None:
+        if parent.parent is None and parent.is_leaf:
+            self._roots[parent.namespace] = parent
+            _count(self._root_heights, parent.height, 1)
+        node = self._new_node(parent, parent.num_blocks_above + len(parent.block_ids), digest)
         node.token_ids += token_ids
-        node.block_ids.append(block_id)
-        node.digests += digest
-        self._owner[block_id] = node
-        self.num_blocks += 1
+        node.block_ids += block_ids
+        self._own(node, block_ids)
+        self.num_blocks += len(block_ids)
         self._link(node)
+        self._replace_height(parent, None, node.height)
 
     def _link(self, node: Node) -> None:
+        """Make a node known to its parent, in the place of the one that began with the same block if there is one."""
         parent = node.parent
         assert parent is not None
-        if parent.parent is None:
-            self._roots[parent.namespace] = parent
         if not node.is_tail:
-            parent.children[bytes(node.digests[:DIGEST_SIZE])] = node
-        parent.by_first_token.setdefault(node.token_ids[0], {})[node] = None
-        self._count(node.depth, 1)
+            parent.children[node.digest] = node
+        parent.by_first_token.setdefault(node.token_ids[0], {})[node.block_ids[0]] = node
 
     def _unlink(self, node: Node) -> None:
         """Take a leaf out of the tree, and with it what it alone kept apart: its root, or its parent's run in two."""
         parent = node.parent
         assert parent is not None
         if not node.is_tail:
-            del parent.children[bytes(node.digests[:DIGEST_SIZE])]
+            del parent.children[node.digest]
         siblings = parent.by_first_token[node.token_ids[0]]
-        del siblings[node]
+        del siblings[node.block_ids[0]]
         if not siblings:
             del parent.by_first_token[node.token_ids[0]]
-        self._count(node.depth, -1)
+        del self._nodes[node.number]
+        self._replace_height(parent, node.height, None)
         if parent.parent is None:
             if parent.is_leaf:
                 del self._roots[parent.namespace]
+                _count(self._root_heights, parent.height, -1)
         elif len(parent.children) == 1 and sum(1 for _ in islice(parent.followers(), 2)) == 1:
             self._merge(parent)
 
-    def _split(self, place: Place) -> None:
-        """End a node's run at a place. The node keeps the upper part, so a place in it stays valid."""
-        upper, index = place
-        if index == len(upper.block_ids):
-            return
-        lower = Node(
-            upper.namespace,
-            upper,
-            upper.depth + 1,
-            upper.num_blocks_above + index,
-            upper.token_ids[index * self.block_size :],
-            upper.block_ids[index:],
-            upper.digests[index * DIGEST_SIZE :],
-            upper.children,
-            upper.by_first_token,
-        )
-        del upper.token_ids[index * self.block_size :]
-        del upper.block_ids[index:]
-        del upper.digests[index * DIGEST_SIZE :]
-        upper.children, upper.by_first_token = {}, {}
-        self._adopt(lower, lower, 1)
+    def _digest_behind(self, place: Place) -> bytes:
+        """Return the chained digest of the block behind a place inside a run."""
+        node, index, digest = place
+        block = node.token_ids[index * self.block_size : (index + 1) * self.block_size]
+        return self._digest(digest, block.tobytes())
+
+    def _split(self, place: Place) -> Place:
+        """End a run at a place, and return the place as it is then.
+
+        The node keeps the lower part: however many nodes follow it, they need not be told.
+        """
+        lower, index, digest = place
+        if index == len(lower.block_ids):
+            return place
+        assert lower.parent is not None
+        lower_digest = self._digest_behind(place)
+        upper = self._new_node(lower.parent, lower.num_blocks_above, lower.digest)
+        upper.token_ids += lower.token_ids[: index * self.block_size]
+        upper.block_ids += lower.block_ids[:index]
+        del lower.token_ids[: index * self.block_size]
+        del lower.block_ids[:index]
+        self._own(upper, upper.block_ids)
+        self._link(upper)
+        lower.parent, lower.digest, lower.num_blocks_above = upper, lower_digest, lower.num_blocks_above + index
         self._link(lower)
+        _count(upper.heights, lower.height, 1)
+        upper.height = lower.height + 1
+        self._replace_height(upper.parent, lower.height, upper.height)
+        return Place(upper, index, digest)
 
     def _merge(self, upper: Node) -> None:
         """Make one run of a node and the only one that follows it."""
         (lower,) = upper.followers()
-        upper.token_ids += lower.token_ids
-        upper.block_ids += lower.block_ids
-        upper.digests += lower.digests
-        upper.children, upper.by_first_token = lower.children, lower.by_first_token
-        self._count(lower.depth, -1)
-        self._adopt(upper, lower, -1)
+        lower.token_ids = upper.token_ids + lower.token_ids
+        lower.block_ids = upper.block_ids + lower.block_ids
+        lower.parent, lower.digest, lower.num_blocks_above = upper.parent, upper.digest, upper.num_blocks_above
+        self._own(lower, upper.block_ids)
+        self._link(lower)
+        del self._nodes[upper.number]
+        self._replace_height(lower.parent, upper.height, lower.height)
 
-    def _adopt(self, owner: Node, moved: Node, num_deeper: int) -> None:
-        """Point the blocks and followers of a moved run at the node that has them now, and shift what is below."""
-        for block_id in moved.block_ids:
-            self._owner[block_id] = owner
-        below = list(moved.followers())
-        for node in below:
-            node.parent = owner
-        while below:
-            node = below.pop()
-            self._count(node.depth, -1)
-            node.depth += num_deeper
-            self._count(node.depth, 1)
-            below.extend(node.followers())
+    def _replace_height(self, node: Node | None, old: int | None, new: int | None) -> None:
+        """Take in that a node has a follower of a new height in place of one of an old, and what that changes above.
 
-    def _count(self, depth: int, change: int) -> None:
-        """Count nodes by depth, so that the depth of the tree is known without a walk."""
-        self.num_nodes += change
-        self._num_nodes_at[depth] += change
-        self.depth = max(self.depth, depth)
-        while self.depth and not self._num_nodes_at[self.depth]:
-            self.depth -= 1
+        None: there was no such follower, or is none now. This keeps the depth of the tree known without a walk.
+        """
+        while old != new:
+            heights = self._root_heights if node is None else node.heights
+            if new is not None:
+                _count(heights, new, 1)
+            if old is not None:
+                _count(heights, old, -1)
+            if node is None:
+                return
+            old, new = node.height, max(heights, default=0) + 1
+            node.height = new
+            node = node.parent
 
 
-def _count_common(left: "array[int]", right: Tokens) -> int:
+def _count(counts: dict[int, int], key: int, change: int) -> None:
+    counts[key] = counts.get(key, 0) + change
+    if not counts[key]:
+        del counts[key]
+
+
+def _count_common(left: Tokens, right: Tokens) -> int:
     """Return how many leading tokens are equal."""
     num_tokens = min(len(left), len(right))
-    differs: npt.NDArray[Any] = np.frombuffer(left, np.int32, num_tokens) != right[:num_tokens]
+    differs: npt.NDArray[Any] = left[:num_tokens] != right[:num_tokens]
     first = int(differs.argmax())
     return first if differs[first] else num_tokens

@@ -5,14 +5,13 @@ from itertools import permutations
 
 import pytest
 
-from radixserve.core.radix_tree import DIGEST_SIZE
 from tests.core.driver import Driver, make_sequence
 
 B = 16
 
 
 def constant_digest(parent: bytes, content: bytes) -> bytes:
-    return bytes(DIGEST_SIZE)
+    return bytes(16)
 
 
 def ids(num_tokens: int, first: int = 0) -> list[int]:

@@ -16,17 +16,17 @@ from hypothesis.stateful import (
 )
 
 from radixserve.core.kv_cache import Match
-from radixserve.core.radix_tree import DIGEST_SIZE, xxh3_digest
+from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
 from tests.core.driver import Driver, make_sequence
 
 
 def constant_digest(parent: bytes, content: bytes) -> bytes:
-    return bytes(DIGEST_SIZE)
+    return bytes(16)
 
 
 def one_bit_digest(parent: bytes, content: bytes) -> bytes:
-    return bytes([(sum(parent) + sum(content)) % 2]) * DIGEST_SIZE
+    return bytes([(sum(parent) + sum(content)) % 2]) * 16
 
 
 # Two tokens only, so that prefixes collide, and no node has more entries than a lookup compares. A prompt goes on from
