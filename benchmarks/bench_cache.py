@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--questions", nargs="+", choices=questions, default=list(questions))
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--prefix-tokens", type=int, default=2048, help="cached ones of each that waits")
     parser.add_argument("--memory-blocks", type=int, default=250_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -173,51 +174,75 @@ class LockedTreeRounds:
 
 
 def measure_queue(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the time that the scheduler takes for a step, with many waiting and with nobody."""
-    steps: dict[str, list[float]] = {}
-    for name, num_waiting in (("none_waiting", 0), ("waiting", arguments.waiting)):
-        queue = Queue(arguments.seed, num_waiting)
-        queue.run(10)
-        steps[name] = [seconds * 1e6 for seconds in queue.run(arguments.repeat * 10)]
+    """Return the time that the scheduler takes for a step with many waiting, and for the same step with nobody."""
+    queue = Queue(arguments.seed, arguments.waiting, arguments.prefix_tokens)
+    steps = {"waiting": queue.run(arguments.repeat * 10)}
+    arrivals = [queue.come_and_go() for _ in range(arguments.repeat * 10)]
+    queue.clear()
+    steps["none_waiting"] = queue.run(arguments.repeat * 10)
+    medians = {name: statistics.median(seconds) * 1e6 for name, seconds in steps.items()}
     return {
         "n": arguments.repeat * 10,
         "num_waiting": arguments.waiting,
+        "prefix_tokens": arguments.prefix_tokens,
         "num_running": Queue.NUM_RUNNING,
-        "step_microseconds": {name: spread(values) for name, values in steps.items()},
-        "queue_microseconds": statistics.median(steps["waiting"]) - statistics.median(steps["none_waiting"]),
+        "queue_microseconds": round(medians["waiting"] - medians["none_waiting"], 3),
+        "step_microseconds": {name: spread([value * 1e6 for value in seconds]) for name, seconds in steps.items()},
+        "come_and_go_microseconds": spread([value * 1e6 for value in arrivals]),
     }
 
 
 class Queue:
-    """A scheduler whose pool is full of long answers, so that every step looks for someone who fits.
+    """A scheduler in whose pool nobody else fits, though some blocks are spare: each step looks for someone who does.
 
     The prompts begin with one of eight prefixes, which the cache has; each has tokens of its own behind it.
     """
 
-    NUM_RUNNING = 32
-    PREFIX_TOKENS = 2048
-    OWN_TOKENS = 2048
+    NUM_RUNNING = 8
+    OWN_TOKENS = 4096
 
-    def __init__(self, seed: int, num_waiting: int) -> None:
-        rng = np.random.default_rng(seed)
-        prefixes = [random_tokens(rng, self.PREFIX_TOKENS) for _ in range(8)]
-        own_blocks = (self.OWN_TOKENS + self.PREFIX_TOKENS) // BLOCK_SIZE
-        num_blocks = 8 * self.PREFIX_TOKENS // BLOCK_SIZE + self.NUM_RUNNING * own_blocks
+    def __init__(self, seed: int, num_waiting: int, prefix_tokens: int) -> None:
+        self.tokens_rng = np.random.default_rng(seed)
+        self.rng = random.Random(seed)
+        self.prefixes = [random_tokens(self.tokens_rng, prefix_tokens) for _ in range(self.NUM_RUNNING)]
+        # Less is spare than one of those that wait needs, but enough for the answers of those that run.
+        num_spare_blocks = self.OWN_TOKENS // BLOCK_SIZE - 1
+        num_tokens_each = prefix_tokens + self.OWN_TOKENS + BLOCK_SIZE
+        num_blocks = self.NUM_RUNNING * num_tokens_each // BLOCK_SIZE + num_spare_blocks
         limits = SchedulerLimits(
-            max_num_seqs=2 * self.NUM_RUNNING,
+            max_num_seqs=4 * self.NUM_RUNNING,
             max_num_batched_tokens=8192,
             max_model_len=num_blocks * BLOCK_SIZE,
             end_token_ids=frozenset(),
         )
         self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_SIZE), limits)
-        self.rng = random.Random(seed)
-        numbers = range(self.NUM_RUNNING + num_waiting)
-        for number in numbers[: self.NUM_RUNNING]:
-            self.scheduler.add(new_request(prefixes[number % 8] + random_tokens(rng, self.OWN_TOKENS), number))
-        while self.scheduler.num_queued:
+        self.running = [self.add(number) for number in range(self.NUM_RUNNING)]
+        while any(sequence.num_output_tokens == 0 for request in self.running for sequence in request.sequences):
             self.run(1)
-        for number in numbers[self.NUM_RUNNING :]:
-            self.scheduler.add(new_request(prefixes[number % 8] + random_tokens(rng, self.OWN_TOKENS), number))
+        self.waiting = [self.add(number) for number in range(num_waiting)]
+
+    def add(self, number: int) -> Request:
+        """Queue a request."""
+        prefix = self.prefixes[number % len(self.prefixes)]
+        request = new_request(prefix + random_tokens(self.tokens_rng, self.OWN_TOKENS), number)
+        self.scheduler.add(request)
+        return request
+
+    def clear(self) -> None:
+        """End all that wait."""
+        for request in self.waiting:
+            self.scheduler.end(request)
+
+    def come_and_go(self) -> float:
+        """Return the seconds that it takes to end one that waits, somewhere in the queue, and to add another."""
+        index = self.rng.randrange(len(self.waiting))
+        request = new_request(self.waiting[index].sequences[0].token_ids)
+        start = time.perf_counter()
+        self.scheduler.end(self.waiting[index])
+        self.scheduler.add(request)
+        elapsed = time.perf_counter() - start
+        self.waiting[index] = request
+        return elapsed
 
     def run(self, num_steps: int) -> list[float]:
         """Return the seconds that each step's schedule() took."""
@@ -229,6 +254,7 @@ class Queue:
             num_draws = sum(len(row.samples) for row in batch.rows)
             drawn = [self.rng.randrange(VOCAB_SIZE) for _ in range(num_draws)]
             self.scheduler.update(batch, SampledTokens(drawn, [None] * num_draws, [True] * len(batch.rows)))
+        assert self.scheduler.num_running <= self.NUM_RUNNING
         return seconds
 
 
