@@ -65,12 +65,13 @@ class KVCache:
         """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_cached
 
-    def match(self, sequence: Sequence) -> Match:
+    def match(self, sequence: Sequence, known: Match | None = None) -> Match:
         """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
+        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since.
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
-        return self._find(sequence, sequence.num_reusable_tokens)
+        return self._find(sequence, sequence.num_reusable_tokens, known)
 
     def num_blocks_in_use(self, match: Match) -> int:
         """How many of a match's full blocks a sequence holds; the rest is among num_available_blocks."""
@@ -197,11 +198,13 @@ class KVCache:
             tree_depth=self._tree.depth,
         )
 
-    def _find(self, sequence: Sequence, max_tokens: int) -> Match:
+    def _find(self, sequence: Sequence, max_tokens: int, known: Match | None = None) -> Match:
         if not self._prefix_cache or max_tokens <= 0:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
-        return self._tree.find(sequence.request.namespace, token_ids, lambda index: self._digest_of(sequence, index))
+        return self._tree.find(
+            sequence.request.namespace, token_ids, lambda index: self._digest_of(sequence, index), known
+        )
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         pool, tree = self._pool, self._tree

@@ -32,12 +32,15 @@ class Match(NamedTuple):
     block_ids: the full blocks, in order. num_tokens: tokens whose K/V were found, those inside one more block included.
     partial_block_id: the block whose first num_tokens % block_size tokens match, or None if there are none.
     num_removals: the tree's at the time of the lookup; once it has moved on, the block ids may be another prefix's.
+    end: the node of the last full block, by its number, and that node's num_removals: while that block is in a node of
+    which both are the same, the full blocks still hold what they held.
     """
 
     block_ids: "array[int]"
     num_tokens: int
     partial_block_id: int | None
     num_removals: int
+    end: tuple[int, int] = (-1, 0)
 
 
 class CachedRun(NamedTuple):
@@ -61,6 +64,7 @@ class Node:
     number: names the node in the tree; a root has none. num_blocks_above: blocks on the path from the root.
     digest: the chained one of the first block; those of a run's other blocks follow from its tokens.
     children: runs by their digest. by_first_token: runs and tails by their first block, newest last.
+    num_removals: how often the last block was taken off; the path to the node stays as it is for as long as the node.
     height: nodes on the longest way down, itself included. heights: how many nodes right below have which.
     """
 
@@ -71,6 +75,7 @@ class Node:
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     digest: bytes = b""
+    num_removals: int = 0
     children: dict[bytes, "Node"] = field(default_factory=dict)
     by_first_token: dict[int, dict[int, "Node"]] = field(default_factory=dict)
     height: int = 1
@@ -134,27 +139,38 @@ class RadixTree:
     def __contains__(self, block_id: int) -> bool:
         return self._owner[block_id] >= 0
 
-    def find(self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes]) -> Match:
+    def find(
+        self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes], known: Match | None = None
+    ) -> Match:
         """Return the longest prefix of token_ids that is in the tree. Changes nothing.
 
         digest_of: chained digest of the tokens' block of that number; asked only for whole blocks, once for each run.
+        known: what was found of these tokens, or of fewer, before. What of it still holds is not compared again.
         Below a branch only the newest entries are compared for a hit inside a block, so that part may fall short.
         """
         size = self.block_size
-        block_ids = array("i")
-        node = self._roots.get(namespace)
+        block_ids, node = self._still_known(known)
+        index = len(block_ids) - node.num_blocks_above if node is not None else 0
+        node = node or self._roots.get(namespace)
         while node is not None:
             rest = token_ids[len(block_ids) * size :]
-            child = node.children.get(digest_of(len(block_ids))) if len(rest) >= size else None
-            num_common = _count_common(np.frombuffer(child.token_ids, np.int32), rest) if child is not None else 0
-            if child is None or num_common < size:
-                # No such block, or one with an equal digest and other tokens.
-                return self._match(block_ids, *self._find_inside(node, rest))
-            block_ids += child.block_ids[: num_common // size]
-            if num_common < len(child.token_ids):
-                return self._match(block_ids, num_common % size, child.block_ids[num_common // size])
-            node = child
-        return self._match(block_ids, 0, None)
+            run = node
+            if index == len(node.block_ids):
+                below = node.children.get(digest_of(len(block_ids))) if len(rest) >= size else None
+                if below is None:
+                    return self._match(node, block_ids, *self._find_inside(node, rest))
+                run, index = below, 0
+            num_common = _count_common(np.frombuffer(run.token_ids, np.int32)[index * size :], rest)
+            if run is not node and num_common < size:
+                # An equal digest of other tokens.
+                return self._match(node, block_ids, *self._find_inside(node, rest))
+            num_full, num_inside = divmod(num_common, size)
+            block_ids += run.block_ids[index : index + num_full]
+            index += num_full
+            if index < len(run.block_ids):
+                return self._match(run, block_ids, num_inside, run.block_ids[index])
+            node = run
+        return Match(block_ids, 0, None, self.num_removals)
 
     def place(self, namespace: bytes, block_ids: "array[int]", num_blocks: int, digest: bytes) -> Place:
         """Return where the first num_blocks of block_ids, a path of this tree, end. digest: that of the last one."""
@@ -232,6 +248,7 @@ class RadixTree:
         """Forget a block that nothing follows, and return how many tokens it held."""
         node = self._node_of(block_id)
         assert node.is_leaf
+        node.num_removals += 1
         assert node.block_ids[-1] == block_id
         self.num_removals += 1
         self.num_blocks -= 1
@@ -253,9 +270,18 @@ class RadixTree:
                 yield CachedRun(namespace, depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
                 unseen.extend((other, depth + 1) for other in node.followers())
 
-    def _match(self, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
+    def _match(self, node: Node, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
         num_tokens = len(block_ids) * self.block_size + num_inside
-        return Match(block_ids, num_tokens, block_id if num_inside else None, self.num_removals)
+        end = (node.number, node.num_removals)
+        return Match(block_ids, num_tokens, block_id if num_inside else None, self.num_removals, end)
+
+    def _still_known(self, known: Match | None) -> tuple["array[int]", Node | None]:
+        """Return the full blocks of an earlier match with the node of the last one, or none if they may be others."""
+        if known is not None and known.block_ids:
+            node = self._nodes.get(self._owner[known.block_ids[-1]])
+            if node is not None and (node.number, node.num_removals) == known.end:
+                return known.block_ids[:], node
+        return array("i"), None
 
     def _find_inside(self, node: Node, rest: Tokens) -> tuple[int, int | None]:
         """Return how many tokens of one block below a node rest begins with, and the block."""
@@ -388,6 +414,8 @@ def _count(counts: dict[int, int], key: int, change: int) -> None:
 def _count_common(left: Tokens, right: Tokens) -> int:
     """Return how many leading tokens are equal."""
     num_tokens = min(len(left), len(right))
+    if not num_tokens:
+        return 0
     differs: npt.NDArray[Any] = left[:num_tokens] != right[:num_tokens]
     first = int(differs.argmax())
     return first if differs[first] else num_tokens

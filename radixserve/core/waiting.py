@@ -19,6 +19,7 @@ class WaitingQueue:
         self._policy = policy
         self._cache = cache
         self._sequences: list[Sequence] = []
+        self._found: dict[Sequence, Match] = {}
         self.num_new = 0
 
     def __len__(self) -> int:
@@ -32,6 +33,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence, which must be in the queue."""
         del self._sequences[self._index(self._policy.rank(sequence))]
+        self._found.pop(sequence, None)
         self.num_new -= not sequence.request.has_started
 
     def has_one_before(self, sequence: Sequence) -> bool:
@@ -54,11 +56,17 @@ class WaitingQueue:
             current = self._policy.rank(self._sequences[0]).round
             end = bisect_left(self._sequences, True, key=lambda sequence: self._policy.rank(sequence).round != current)
             members = self._sequences[:end]
-            found = ((sequence, self._cache.match(sequence)) for sequence in members)
+            found = ((sequence, self._match(sequence)) for sequence in members)
             # Only whole blocks count: the few tokens that all chat prompts begin with are no reason to overtake.
             yield sorted(found, key=_num_missed_blocks) if self._policy.prefers_hits and current.is_new else found
             if self._sequences and self._policy.rank(self._sequences[0]).round == current:
                 return
+
+    def _match(self, sequence: Sequence) -> Match:
+        """Look up a sequence in the cache, from where it was found last."""
+        match = self._cache.match(sequence, self._found.get(sequence))
+        self._found[sequence] = match
+        return match
 
     def _index(self, rank: Rank) -> int:
         return bisect_left(self._sequences, rank, key=self._policy.rank)

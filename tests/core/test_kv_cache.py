@@ -486,3 +486,27 @@ def test_whole_blocks_are_found_among_any_number_and_inside_a_block_the_newest_a
         assert driver.num_cached([5, 6, index, 0, 7]) == 4
     assert driver.num_cached([5, 6, 98, 0]) == 3
     assert driver.num_cached([5, 6, 0, 0]) == 2
+
+
+def test_an_earlier_match_is_no_proof_of_blocks_that_were_filled_anew() -> None:
+    driver = Driver(num_blocks=4, block_size=4)
+    driver.run(ids(16))
+    sequence = make_sequence(ids(17))
+    earlier = driver.cache.match(sequence)
+    assert earlier.num_tokens == 16
+    driver.evict(2)
+    # The same run grows again, into the same blocks, with other tokens in the first of them only.
+    driver.run([*ids(8), *ids(4, 100), *ids(4, 12)])
+    assert driver.cache.match(sequence, earlier) == driver.cache.match(sequence)
+    assert driver.cache.match(sequence, earlier).num_tokens == 8
+
+
+def test_an_earlier_match_is_not_compared_again() -> None:
+    driver = Driver(num_blocks=8, block_size=4)
+    driver.run(ids(12))
+    sequence = make_sequence([*ids(12), 50, 51])
+    earlier = driver.cache.match(sequence)
+    driver.run([*ids(12), 50, 60])
+    # A caller who breaks the rule that only tokens behind the match change is not found out.
+    sequence.token_ids[0] = 99
+    assert driver.cache.match(sequence, earlier).num_tokens == 13

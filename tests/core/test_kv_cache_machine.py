@@ -48,6 +48,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.prompts: list[list[int]] = [[]]
         self.unseen = count(1000)
         self.last_held: dict[int, int] = {}
+        self.first_matches: dict[Sequence, Match] = {}
         self.clock = count()
 
     @initialize(
@@ -185,6 +186,13 @@ class KVCacheMachine(RuleBasedStateMachine):
             size = self.driver.block_size
             for sequence in self.running:
                 assert sequence.num_committed_blocks == sequence.num_computed_tokens // size
+
+    @invariant()
+    def an_earlier_match_changes_nothing_but_the_cost_of_a_later_one(self) -> None:
+        for sequence in self.waiting:
+            match = self.driver.cache.match(sequence)
+            first = self.first_matches.setdefault(sequence, match)
+            assert self.driver.cache.match(sequence, first) == match
 
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
