@@ -81,9 +81,10 @@ def optimum(uses: list[Use], capacity_ids: int) -> list[int]:
 
 def _paths(trace: Trace) -> tuple[list[Nodes], list[int], int]:
     """Return the nodes on each request's path, how many of them were known before it, and how many there are."""
-    node_of: dict[tuple[int, int], int] = {}
-    # For each namespace its root and its last request, which most often is the beginning of the next one.
+    # By node above and id, packed into one integer: of ten million of them, pairs would take a gigabyte.
+    node_of: dict[int, int] = {}
     roots: dict[bytes, int] = {}
+    # The ids and the path of each namespace's last request, which most often is the beginning of the next one.
     last: dict[bytes, tuple[Nodes, Nodes]] = {}
     paths, num_known = [], []
     num_nodes = 0
@@ -91,13 +92,16 @@ def _paths(trace: Trace) -> tuple[list[Nodes], list[int], int]:
         ids = np.frombuffer(packed_ids, np.int32)
         last_ids, last_path = last.get(namespace, (ids[:0], ids[:0]))
         num_common = _count_common(ids, last_ids)
-        parent = int(last_path[num_common - 1]) if num_common else roots.setdefault(namespace, -1 - len(roots))
+        if namespace not in roots:
+            roots[namespace] = num_nodes
+            num_nodes += 1
+        node = int(last_path[num_common - 1]) if num_common else roots[namespace]
         path = array("i")
         first_new = num_nodes
-        for token_id in packed_ids[num_common:]:
-            parent = node_of.setdefault((parent, token_id), num_nodes)
-            num_nodes += parent == num_nodes
-            path.append(parent)
+        for block in packed_ids[num_common:]:
+            node = node_of.setdefault(node << 31 | block, num_nodes)
+            num_nodes += node == num_nodes
+            path.append(node)
         nodes = np.concatenate([last_path[:num_common], np.frombuffer(path, np.int32)])
         last[namespace] = ids, nodes
         paths.append(nodes)
