@@ -115,7 +115,9 @@ def _make_parser() -> ArgumentParser:
             "A line is a message; /help in the chat lists its commands. Lines piped in are answered one by one.",
         )
     )
-    bench = commands.add_parser("bench", help="measure a server or the cache", description="Measure.")
+    bench = commands.add_parser(
+        "bench", help="measure a server or the cache", description="Measure a server, or the cache."
+    )
     benchmarks = bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True, title="benchmarks")
     _add_bench_arguments(
         benchmarks.add_parser(

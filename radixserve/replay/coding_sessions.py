@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ class CodingSession(msgspec.Struct):
     """One line. hash_id_scope: whether equal ids of two sessions are equal blocks (global) or mean nothing (local)."""
 
     id: str
-    block_size: Id
+    block_size: Annotated[int, msgspec.Meta(ge=1)]
     requests: list[CodingRequest]
     hash_id_scope: Literal["local", "global"] = "local"
 

@@ -32,7 +32,7 @@ def read_trace(file: Path, num_slots: int) -> Trace:
         tokenizer = Tokenizer.load(resolve_model_path(None))
         trace = read_conversations(name, _decode(file, content, list[Trajectory]), tokenizer, num_slots)
     else:
-        first, *_ = content.splitlines() or [b""]
+        first, *_ = content.split(b"\n", maxsplit=1)
         if b'"timestamp"' in first:
             trace = read_mooncake(name, _decode_lines(file, content, MooncakeRequest))
         else:

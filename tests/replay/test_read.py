@@ -152,6 +152,7 @@ def test_conversations_are_encoded_by_the_demo_models_tokenizer(
         (b'{"timestamp": 0, "hash_ids": [-1]}', "hash_ids"),
         (b'{"timestamp": 0, "hash_ids": [2147483648]}', "hash_ids"),
         (b'{"id": "a", "block_size": 64, "hash_id_scope": "planet", "requests": []}', "hash_id_scope"),
+        (b'{"id": "a", "block_size": 0, "requests": []}', "block_size"),
         (b'[{"trajectory": []}]', "traj"),
         (b"hello", "line 1 of"),
         (b"\x1f\x8b nonsense", "cannot read"),
