@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     max_num_seqs: Annotated[int, _described("most sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
-    max_queued_requests: Annotated[int, _described("most waiting requests before new ones get 429")] = 1024
+    max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[Literal["lru"], _described("which cached block is given up first")] = "lru"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False

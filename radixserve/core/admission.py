@@ -6,21 +6,21 @@ from radixserve.core.beam_schedule import BeamSchedule
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Sequence
+from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import is_generating_beam, num_reserved_places
-from radixserve.core.waiting import WaitingQueue
 
 
 class Admission:
-    """Lets waiting sequences run, in the order of their queue, as far as places, blocks and budget go.
+    """Lets waiting sequences run, in the order of their queues, as far as places, blocks and budget go.
 
     num_started: requests that have begun to run. queue_seconds: how long they waited for that, added up.
-    num_overtakes: how often a request had one of no other priority that came later start before it.
+    num_overtakes: how often a request had one of its tenant and priority that came later start before it.
     """
 
     def __init__(
         self,
         cache: KVCache,
-        waiting: WaitingQueue,
+        waiting: TenantQueues,
         running: RunningSequences,
         beams: BeamSchedule,
         *,
@@ -42,7 +42,7 @@ class Admission:
         if not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
         being_computed = {self._next_digest(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
-        for sequence, match in (found for members in self._waiting.rounds() for found in members):
+        for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
@@ -73,7 +73,7 @@ class Admission:
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
         num_ahead = self._waiting.num_new_ahead(sequence)
-        self._waiting.remove(sequence)
+        self._waiting.start(sequence)
         if not request.has_started:
             self.num_overtakes += num_ahead
             self.num_started += 1

@@ -7,6 +7,7 @@ from typing import Any
 from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, ScheduledBatch
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.namespace import encode_namespace
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -40,11 +41,12 @@ class Scheduling:
         self.starts: list[Request] = []
         self.num_computed_tokens = 0
 
-    def add(self, prompt: Tokens[int], *, priority: int = 0, **params: Any) -> Request:
+    def add(self, prompt: Tokens[int], *, priority: int = 0, tenant: str | None = None, **params: Any) -> Request:
         """Queue a request for one token, unless params say otherwise."""
         token_ids = array("i", prompt)
         settings = SamplingParams(**{"max_tokens": 1, **params})
-        request = Request(str(len(self.requests)), settings, b"", len(token_ids), seed=0, priority=priority)
+        namespace = encode_namespace(tenant=tenant)
+        request = Request(str(len(self.requests)), settings, namespace, len(token_ids), seed=0, priority=priority)
         request.sequences.append(Sequence(request, 0, token_ids))
         self.requests.append(request)
         self.scheduler.add(request)
