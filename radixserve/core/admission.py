@@ -79,7 +79,7 @@ class Admission:
             self.num_started += 1
             self.queue_seconds += time.monotonic() - request.queued_at
             request.num_cached_tokens = sequence.num_computed_tokens
-            self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
+            self._cache.record_query(request.tenant, request.num_prompt_tokens, sequence.num_computed_tokens)
         self._running.add(sequence)
 
     def _next_digest(self, sequence: Sequence) -> bytes | None:

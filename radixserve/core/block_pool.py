@@ -44,6 +44,10 @@ class BlockPool:
         """Whether nobody holds the block, and it can still be found."""
         return block_id in self._cached
 
+    def cached_ids(self) -> list[int]:
+        """The blocks that eviction may take, in the order in which it would."""
+        return list(self._cached)
+
     def oldest_cached(self) -> int:
         """The block that eviction takes next. There must be a cached one."""
         return next(iter(self._cached))

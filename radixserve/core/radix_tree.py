@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from radixserve.core.namespace import tenant_of
+
 DIGEST_SIZE = 16
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
 MAX_CANDIDATES = 8
@@ -110,11 +112,22 @@ class RadixTree:
         self.num_removals = 0
         self.depth = 0
         self._num_nodes_at = Counter[int]()
+        self._num_blocks_of = Counter[str | None]()
         self._roots: dict[bytes, Node] = {}
         self._owner: list[Node | None] = [None] * num_blocks
 
     def __contains__(self, block_id: int) -> bool:
         return self._owner[block_id] is not None
+
+    def tenant_of(self, block_id: int) -> str | None:
+        """Return whose namespace a block of the tree is in."""
+        node = self._owner[block_id]
+        assert node is not None
+        return tenant_of(node.namespace)
+
+    def num_blocks_of(self, tenant: str | None) -> int:
+        """How many of the blocks are in namespaces of a tenant."""
+        return self._num_blocks_of[tenant]
 
     def find(self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes]) -> Match:
         """Return the longest prefix of token_ids that is in the tree. Changes nothing.
@@ -168,7 +181,7 @@ class RadixTree:
             node.block_ids.append(block_id)
             node.digests += digest
             self._owner[block_id] = node
-            self.num_blocks += 1
+            self._count_block(node, 1)
         else:
             self._add(node, token_ids, block_id, digest)
 
@@ -210,7 +223,7 @@ class RadixTree:
         assert node.is_leaf
         assert node.block_ids[-1] == block_id
         self.num_removals += 1
-        self.num_blocks -= 1
+        self._count_block(node, -1)
         self._owner[block_id] = None
         if len(node.block_ids) == 1:
             self._unlink(node)
@@ -252,7 +265,7 @@ class RadixTree:
         node.block_ids.append(block_id)
         node.digests += digest
         self._owner[block_id] = node
-        self.num_blocks += 1
+        self._count_block(node, 1)
         self._link(node)
 
     def _link(self, node: Node) -> None:
@@ -328,6 +341,10 @@ class RadixTree:
             node.depth += num_deeper
             self._count(node.depth, 1)
             below.extend(node.followers())
+
+    def _count_block(self, node: Node, change: int) -> None:
+        self.num_blocks += change
+        self._num_blocks_of[tenant_of(node.namespace)] += change
 
     def _count(self, depth: int, change: int) -> None:
         """Count nodes by depth, so that the depth of the tree is known without a walk."""

@@ -25,7 +25,7 @@ from radixserve.core.sequence import Request, Sequence, SequenceStatus
 from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import is_behind, is_generating_beam, num_answers_drawn, num_uncomputed_tokens
 from radixserve.errors import RequestError
-from radixserve.protocol import Failure, FinishReason, TokenLogprobs
+from radixserve.protocol import Failure, FinishReason, TenantStats, TokenLogprobs
 
 _NOT_FINITE = Failure("internal_error", "the model's numbers for this request are not finite")
 
@@ -129,6 +129,11 @@ class Scheduler:
     def num_queued(self, tenant: str | None) -> int:
         """How many requests of a tenant have not begun to run. Preempted ones, let in before, are not among them."""
         return self._waiting.num_new(tenant)
+
+    def tenant_stats(self, tenant: str | None) -> TenantStats:
+        """Return one tenant's figures, in time proportional to the blocks that it has in use."""
+        running = [sequence for sequence in self._running if sequence.request.tenant == tenant]
+        return self._cache.tenant_stats(tenant, running, self._waiting.num_waiting(tenant))
 
     def add(self, request: Request) -> None:
         """Queue a request with its one sequence, whose tokens are the prompt (at least one, under max_model_len)."""

@@ -46,6 +46,10 @@ class TenantQueues:
     def __len__(self) -> int:
         return sum(len(tenant.queue) for tenant in self._tenants.values())
 
+    def num_waiting(self, tenant: str | None) -> int:
+        """How many sequences of one tenant wait."""
+        return len(self._tenants[tenant].queue) if tenant in self._tenants else 0
+
     def num_new(self, tenant: str | None) -> int:
         """How many requests of one tenant have not begun to run. Preempted ones are not among them."""
         return self._tenants[tenant].queue.num_new if tenant in self._tenants else 0

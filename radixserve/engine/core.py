@@ -25,6 +25,7 @@ from radixserve.protocol import (
     EngineStats,
     Failure,
     ResetCache,
+    ShowTenant,
     StepOutput,
     TokenLogprobs,
 )
@@ -106,8 +107,10 @@ class EngineCore:
     def control(self, command: ControlCommand) -> ControlResult:
         """Run one command between two steps."""
         match command:
-            case ResetCache():
-                num_dropped_blocks, num_kept_blocks = self._cache.reset()
+            case ShowTenant(tenant):
+                return self._scheduler.tenant_stats(tenant)
+            case ResetCache(tenant):
+                num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
 

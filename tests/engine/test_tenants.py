@@ -8,6 +8,7 @@ import pytest
 
 from radixserve.config import SchedulePolicy
 from radixserve.core.namespace import encode_namespace
+from radixserve.protocol import CacheWasReset, ResetCache, ShowTenant, TenantStats
 from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import Harness, MakeHarness, ids
 
@@ -15,6 +16,7 @@ POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
 # What every answer is made of: the likeliest token, and the next one for beams.
 ANSWER = (5, 6)
 A, OTHER = encode_namespace(tenant="a"), encode_namespace(tenant="b")
+UNNAMED = encode_namespace()
 
 Rename = Callable[[int], int]
 
@@ -89,7 +91,7 @@ class Trace:
         rows = [(row.num_computed_tokens, len(row.token_ids), [*row.block_table]) for row in batches[-1].rows]
         results = [self.harness.results[request_id] for request_id in self.of_a]
         got = [(result.num_cached_tokens, [choice.token_ids[:] for choice in result.answers]) for result in results]
-        self.seen.append((rows, batches[-1].copies, got))
+        self.seen.append((rows, batches[-1].copies, got, self.harness.core.control(ShowTenant("a"))))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -115,6 +117,74 @@ def test_inside_one_namespace_copies_and_unrelated_prompts_would_be_told_apart(m
         for rename in (unchanged, renamed)
     )
     assert copies.seen != unrelated.seen
+
+
+def stats_of(harness: Harness, tenant: str | None) -> TenantStats:
+    stats = harness.core.control(ShowTenant(tenant))
+    assert isinstance(stats, TenantStats)
+    return stats
+
+
+def test_the_figures_of_all_tenants_add_up_to_those_of_the_engine_at_every_step(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=24, max_model_len=300)
+    rng = random.Random(3)
+    namespaces = [A, OTHER, UNNAMED, *(encode_namespace(tenant="a", salt=salt) for salt in ("a", "b"))]
+    for number in range(40):
+        prompt = ids(rng.randrange(3), rng.randint(1, 5) * B) + ids(50 + number, rng.randint(1, 20))
+        namespace = rng.choice(namespaces)
+        params = rng.choice([{}, {"n": 3}, {"max_tokens": 60}])
+        if rng.random() < 0.2:
+            harness.add_beams(prompt, namespace=namespace, beam_width=3)
+        else:
+            harness.add(prompt, namespace=namespace, **params)
+    while harness.core.has_work:
+        harness.step()
+        total, all_stats = harness.stats, [stats_of(harness, tenant) for tenant in ("a", "b", None)]
+        for name in (
+            "num_cached_blocks",
+            "num_in_use_blocks",
+            "num_queried_tokens",
+            "num_hit_tokens",
+            "num_evicted_tokens",
+        ):
+            assert sum(getattr(stats, name) for stats in all_stats) == getattr(total.cache, name), name
+        for name in ("num_running", "num_waiting"):
+            assert sum(getattr(stats, name) for stats in all_stats) == getattr(total, name), name
+    assert total.num_preemptions > 0
+    assert all(stats.num_evicted_tokens and stats.num_hit_tokens for stats in all_stats)
+
+
+def test_a_reset_drops_the_blocks_of_one_tenant_in_all_its_salts_and_of_no_other(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    prompt = ids(0, 3 * B)
+    salted = encode_namespace(tenant="a", salt="s")
+    for namespace in (A, salted, OTHER, UNNAMED):
+        harness.ask(prompt, namespace=namespace)
+    before = stats_of(harness, "a").num_cached_blocks
+    assert harness.core.control(ResetCache("a")) == CacheWasReset(before, 0)
+    assert stats_of(harness, "a").num_cached_blocks == 0
+    cached = [harness.ask(prompt, namespace=namespace).num_cached_tokens for namespace in (A, salted, OTHER, UNNAMED)]
+    assert cached == [0, 0, 3 * B - 1, 3 * B - 1]
+    assert harness.core.control(ResetCache("a")) == CacheWasReset(before, 0)
+
+
+def test_a_reset_keeps_what_a_tenants_running_requests_hold(make_harness: MakeHarness) -> None:
+    harness = make_harness(max_num_batched_tokens=B)
+    harness.ask(ids(100, B), namespace=A)
+    request_id = harness.add(ids(0, 2 * B), namespace=A)
+    harness.step()
+    dropped = harness.core.control(ResetCache("a"))
+    assert isinstance(dropped, CacheWasReset)
+    assert (dropped.num_dropped_blocks > 0, dropped.num_kept_blocks) == (True, 1)
+    assert harness.result_of(request_id).answers[0].finish_reason == "length"
+
+
+def test_a_reset_of_no_tenant_drops_the_blocks_of_all(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    for namespace in (A, OTHER, UNNAMED):
+        harness.ask(ids(0, 3 * B), namespace=namespace)
+    harness.reset_cache()
+    assert harness.stats.cache.num_free_blocks == harness.stats.cache.num_blocks
 
 
 def test_a_tenant_that_fills_its_queue_is_refused_and_no_other(make_harness: MakeHarness) -> None:
