@@ -130,7 +130,12 @@ def split_api_key(entry: str) -> tuple[str | None, str]:
     key = named_key if separator else entry
     if not key.strip("="):
         raise ConfigError("an --api-key is empty; give KEY, or tenant=KEY if the key ends in '='")
-    return (tenant or None) if separator else None, key
+    if not separator:
+        return None, key
+    if not tenant:
+        # A key without a name is the operator's, which an empty variable of a script must not make of it.
+        raise ConfigError("an --api-key begins with '='; give KEY without a name, or tenant=KEY")
+    return tenant, key
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
