@@ -41,15 +41,15 @@ class Admission:
         # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
         if not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
-        being_computed = {self._next_digest(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
+        being_computed = {self._next_block(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
         for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            digest = self._cache.next_digest(sequence, len(match.block_ids))
+            namespace, digest = sequence.request.namespace, self._cache.next_digest(sequence, len(match.block_ids))
             # One that scores its prompt computes the block in any case.
             can_wait = match.num_tokens < sequence.num_reusable_tokens
-            if digest is not None and digest in being_computed and can_wait:
+            if digest is not None and (namespace, digest) in being_computed and can_wait:
                 # A prompt computes this very block in this step. To wait costs one step; if the block is not there
                 # then, because the step failed or its writer was cancelled, this one computes it.
                 continue
@@ -65,7 +65,7 @@ class Admission:
                     return
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]
-                being_computed.add(self._next_digest(sequence))
+                being_computed.add(self._next_block(sequence))
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)
@@ -82,5 +82,9 @@ class Admission:
             self._cache.record_query(request.tenant, request.num_prompt_tokens, sequence.num_computed_tokens)
         self._running.add(sequence)
 
-    def _next_digest(self, sequence: Sequence) -> bytes | None:
-        return self._cache.next_digest(sequence, sequence.num_committed_blocks)
+    def _next_block(self, sequence: Sequence) -> tuple[bytes, bytes | None]:
+        """Return what tells the block that a sequence computes next, if it computes a full one.
+
+        The namespace is in the digest already; but a digest can be forged, and must not delay another tenant.
+        """
+        return sequence.request.namespace, self._cache.next_digest(sequence, sequence.num_committed_blocks)

@@ -1,8 +1,9 @@
 """The sequences that wait, a queue for each tenant, and whose turn it is to start one.
 
 Tenants take turns: each starts one request a turn. A turn is counted in requests and not in what they cost, as the
-cost depends on what the cache holds. So who starts next is known from who came when, and a tenant learns nothing from
-its order but that others are waiting too; which of its requests takes its turn is for its own queue to say.
+cost depends on what the cache holds. So who starts next is known from who came when (but for requests that let a turn
+pass because they wait for a prefix of their own tenant), and a tenant learns nothing from its order but that others are
+waiting too. Which of its requests takes a tenant's turn is for its own queue to say.
 
 Source: start-time fair queueing (Goyal, Vin and Cheng 1997), with requests of one length.
 """

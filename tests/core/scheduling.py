@@ -8,6 +8,7 @@ from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, ScheduledBatch
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.namespace import encode_namespace
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -25,8 +26,9 @@ class Scheduling:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 32,
         schedule_policy: SchedulePolicy = "cache-aware",
+        digest: BlockDigest = xxh3_digest,
     ) -> None:
-        self.cache = KVCache(num_blocks, BLOCK_SIZE)
+        self.cache = KVCache(num_blocks, BLOCK_SIZE, digest=digest)
         self.scheduler = Scheduler(
             self.cache,
             SchedulerLimits(

@@ -117,6 +117,15 @@ def test_a_tenant_whose_requests_wait_for_a_prefix_holds_up_no_other() -> None:
     assert waits.num_cached_tokens == 3 * B
 
 
+def test_a_digest_that_another_tenant_forged_delays_nobody() -> None:
+    scheduling = Scheduling(digest=lambda parent, content: bytes(16))
+    requests = [scheduling.add(own(number, 3 * B), tenant=tenant) for number, tenant in enumerate("aab")]
+    scheduling.step()
+    # Inside a tenant equal digests are taken for equal prompts, which costs the second one a step.
+    assert [request.has_started for request in requests] == [True, False, True]
+    scheduling.run()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_mix_of_tenants_ends_and_nobody_is_overtaken_too_often(policy: SchedulePolicy, seed: int) -> None:
