@@ -31,10 +31,11 @@ ALLOWED: dict[str, set[str]] = {
     "api": VALUES | {"core.namespace", "tokenizer", "engine"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
+    "replay": VALUES | {"core", "tokenizer"},
     "__main__": {"cli"},
-    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench"},
+    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "tokenizer", "api", "bench"}
+WITHOUT_TORCH = VALUES | {"core", "tokenizer", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -26,7 +26,9 @@ examples:
   radixserve serve ./Qwen3-0.6B --port 9000     a Hugging Face directory
   radixserve serve model.gguf --api-key SECRET  a GGUF file, behind a key
   radixserve chat                               talk to the demo model, no server needed
-  radixserve bench serve --workload agents      measure a running server"""
+  radixserve bench serve --workload agents      measure a running server
+  radixserve bench replay TRACE --capacity-tokens 1000000
+                                                what a cache of that size makes of recorded requests"""
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 DEFAULT_TEMPERATURE = 0.7
 EXIT_FAILURE = 1
@@ -80,6 +82,10 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             _check_chat_arguments(arguments)
             is_remote = arguments.base_url is not None
             return run_chat(arguments, None if is_remote else engine_config(arguments, environment, CHAT_GROUPS))
+        case "bench" if arguments.benchmark == "replay":
+            from radixserve.cli.replay import run as run_replay  # noqa: PLC0415
+
+            return run_replay(arguments)
         case _:
             from radixserve.cli.bench import run as run_bench  # noqa: PLC0415
 
@@ -109,7 +115,9 @@ def _make_parser() -> ArgumentParser:
             "A line is a message; /help in the chat lists its commands. Lines piped in are answered one by one.",
         )
     )
-    bench = commands.add_parser("bench", help="measure a server", description="Measure a server.")
+    bench = commands.add_parser(
+        "bench", help="measure a server or the cache", description="Measure a server, or the cache."
+    )
     benchmarks = bench.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True, title="benchmarks")
     _add_bench_arguments(
         benchmarks.add_parser(
@@ -118,6 +126,15 @@ def _make_parser() -> ArgumentParser:
             help="a workload against any OpenAI-compatible server",
             description="Run a workload against any OpenAI-compatible server; report time to first token, "
             "inter-token latency, throughput and cached tokens. Ends with 1 if a request failed.",
+        )
+    )
+    _add_replay_arguments(
+        benchmarks.add_parser(
+            "replay",
+            usage="%(prog)s TRACE --capacity-tokens N [N ...] [FLAGS]",
+            help="recorded requests through the cache, without a model",
+            description="Run the requests of a trace through the cache, one at a time and without a model; report the "
+            "share of input tokens that it finds, and what the best eviction that knows the future would find.",
         )
     )
     return parser
@@ -159,6 +176,33 @@ def _add_bench_arguments(parser: ArgumentParser) -> None:
         "--same-prompts", action="store_true", help="send the same prompts in each repeat, to measure a warm cache"
     )
     workload.add_argument("--json", metavar="FILE", type=Path, help="write all figures and requests there as JSON")
+
+
+def _add_replay_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "trace",
+        metavar="TRACE",
+        help="file, plain or gzipped: Mooncake's requests or coding-agent sessions (one JSON object a line), or "
+        "tau-bench's trajectories (a JSON list), for which the demo model's tokenizer is used",
+    )
+    parser.add_argument(
+        "--capacity-tokens",
+        metavar="N",
+        type=_positive,
+        nargs="+",
+        required=True,
+        help="tokens that the cache holds; with several numbers, one replay for each",
+    )
+    parser.add_argument(
+        "--policy", metavar="NAME", default="lru", help="order of eviction: lru, the only one yet (default: lru)"
+    )
+    parser.add_argument(
+        "--sessions",
+        metavar="N",
+        type=_positive,
+        help="sessions that go on side by side, where the trace has sessions (default: 32)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each capacity")
 
 
 def _add_server_arguments(add: Callable[..., argparse.Action]) -> None:

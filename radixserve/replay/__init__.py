@@ -1,0 +1,1 @@
+"""Replay of recorded requests through the K/V cache, without a model."""

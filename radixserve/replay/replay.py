@@ -1,0 +1,37 @@
+"""Run a trace through the cache that the engine runs on."""
+
+from array import array
+
+from radixserve.core.kv_cache import KVCache
+from radixserve.core.sequence import Request, Sequence
+from radixserve.replay.trace import Trace
+from radixserve.sampling_params import SamplingParams
+
+POLICIES = ("lru",)
+
+_PARAMS = SamplingParams(max_tokens=1)
+# Stands for the tokens of a prompt behind its last whole id. It is never computed, and so never in the cache.
+_NOT_IN_THE_TRACE = array("i", [0])
+
+
+def replay(trace: Trace, capacity_ids: int) -> list[int]:
+    """Return how many ids of each request were found in a cache that holds capacity_ids of them.
+
+    Requests run one at a time, each from match to release as the scheduler does it; an id is a token, and a token is a
+    block. Outputs do not enter the cache. capacity_ids must be at least trace.max_ids.
+    """
+    cache = KVCache(capacity_ids, block_size=1)
+    end = array("i") if trace.tokens_per_id == 1 else _NOT_IN_THE_TRACE
+    num_hits = []
+    for number, (namespace, ids) in enumerate(trace.requests):
+        request = Request(str(number), _PARAMS, namespace, num_prompt_tokens=len(ids), seed=0)
+        sequence = Sequence(request, 0, ids + end)
+        match = cache.match(sequence)
+        has_room = cache.allocate(sequence, len(ids) - match.num_tokens, match)
+        assert has_room
+        num_hits.append(sequence.num_computed_tokens)
+        sequence.num_computed_tokens = len(ids)
+        cache.commit(sequence)
+        cache.end_step()
+        cache.release(sequence)
+    return num_hits
