@@ -81,7 +81,7 @@ def _prepare(incoming: Incoming) -> Generation:
         max_tokens=max_tokens_of(request) if is_chat else completion_max_tokens(request),
         max_num_seqs=service.engine.config.max_num_seqs,
     )
-    namespace = namespace_of(incoming.tenant, request.cache_salt)
+    namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
         prompts = [

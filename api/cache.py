@@ -5,28 +5,41 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixserve.api.body import decode_body, read_body
+from radixserve.api.records import record_of
 from radixserve.api.requests import ResetCacheRequest
 from radixserve.api.responses import CacheBlocks, CacheReport, CacheRequests, CacheReset, CacheTokens, CacheTree
 from radixserve.api.service import service_of
 from radixserve.errors import EngineUnavailable
-from radixserve.protocol import EngineStats, ResetCache
+from radixserve.protocol import CacheStats, CacheWasReset, EngineStats, ResetCache, ShowTenant, TenantStats
 
 
 async def show_cache(request: Request) -> Response:
-    """Report blocks and hits, as of the engine's latest step."""
-    stats = service_of(request).engine.stats
-    if stats is None:
+    """Report blocks and hits as of the engine's latest step; to a tenant its own alone."""
+    engine = service_of(request).engine
+    if engine.stats is None:
         raise EngineUnavailable("the engine is not ready; it has no cache yet")
-    return Response(msgspec.json.encode(cache_report(stats)), media_type="application/json")
+    tenant = record_of(request.scope).tenant
+    if tenant is None:
+        report = cache_report(engine.stats)
+    else:
+        # Asked for, as the figures of each tenant after each step would make steps dearer with the number of tenants.
+        stats = await engine.control(ShowTenant(tenant))
+        assert isinstance(stats, TenantStats)
+        report = tenant_report(stats)
+    return Response(msgspec.json.encode(report), media_type="application/json")
 
 
 async def reset_cache(request: Request) -> Response:
-    """Drop every cached block that no running request holds; the running ones are not disturbed."""
+    """Drop every cached block of the caller's tenant that no running request holds; those are not disturbed.
+
+    A key that names no tenant drops the blocks of all.
+    """
     service = service_of(request)
     service.ready()
     # The route takes no fields, so that most clients send no body at all.
     decode_body(await read_body(request) or b"{}", ResetCacheRequest, service.field_check)
-    reply = await service.engine.control(ResetCache())
+    reply = await service.engine.control(ResetCache(record_of(request.scope).tenant))
+    assert isinstance(reply, CacheWasReset)
     reset = CacheReset(reply.num_dropped_blocks, reply.num_kept_blocks)
     return Response(msgspec.json.encode(reset), media_type="application/json")
 
@@ -34,7 +47,6 @@ async def reset_cache(request: Request) -> Response:
 def cache_report(stats: EngineStats) -> CacheReport:
     """Return the engine's figures in the shape of GET /v1/cache."""
     cache = stats.cache
-    queried, hit = cache.num_queried_tokens, cache.num_hit_tokens
     return CacheReport(
         block_size=cache.block_size,
         blocks=CacheBlocks(
@@ -44,10 +56,32 @@ def cache_report(stats: EngineStats) -> CacheReport:
             in_use=cache.num_in_use_blocks,
             pinned=0,
         ),
-        tokens=CacheTokens(
-            queried=queried, hit=hit, hit_rate=hit / queried if queried else 0.0, evicted=cache.num_evicted_tokens
-        ),
+        tokens=_tokens(cache),
         requests=CacheRequests(running=stats.num_running, waiting=stats.num_waiting),
         tree=CacheTree(nodes=cache.num_tree_nodes, depth=cache.tree_depth),
         tiers=[],
+    )
+
+
+def tenant_report(stats: TenantStats) -> CacheReport:
+    """Return a tenant's figures in the same shape."""
+    return CacheReport(
+        block_size=stats.block_size,
+        blocks=CacheBlocks(
+            total=stats.num_blocks,
+            free=stats.num_blocks - stats.num_cached_blocks - stats.num_in_use_blocks,
+            cached=stats.num_cached_blocks,
+            in_use=stats.num_in_use_blocks,
+            pinned=0,
+        ),
+        tokens=_tokens(stats),
+        requests=CacheRequests(running=stats.num_running, waiting=stats.num_waiting),
+        tiers=[],
+    )
+
+
+def _tokens(stats: CacheStats | TenantStats) -> CacheTokens:
+    queried, hit = stats.num_queried_tokens, stats.num_hit_tokens
+    return CacheTokens(
+        queried=queried, hit=hit, hit_rate=hit / queried if queried else 0.0, evicted=stats.num_evicted_tokens
     )

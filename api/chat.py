@@ -49,7 +49,7 @@ def _prepare(incoming: Incoming) -> Generation:
     request = incoming.decode(ChatRequest)
     tool_use = read_tool_use(request)
     params = _params(request, tool_use, service)
-    namespace = namespace_of(incoming.tenant, request.cache_salt)
+    namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)

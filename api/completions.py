@@ -47,7 +47,7 @@ def _prepare(incoming: Incoming) -> Generation:
         if is_beam_search(request)
         else completion_sampling_params(request, output_grammar(request, service.grammars))
     )
-    namespace = namespace_of(incoming.tenant, request.cache_salt)
+    namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
     # A list is answered as a whole, so it must fit the queue as a whole.

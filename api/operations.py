@@ -5,9 +5,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixserve.api.records import record_of
 from radixserve.api.responses import HealthStatus, VersionReport
 from radixserve.api.service import service_of
-from radixserve.errors import EngineUnavailable
+from radixserve.errors import EngineUnavailable, OperatorOnly
 from radixserve.version import __version__
 
 _UNHEALTHY = frozenset({"restarting", "dead"})
@@ -28,7 +29,9 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Return all metrics in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format. Raises OperatorOnly: they add up what all tenants do."""
+    if record_of(request.scope).tenant is not None:
+        raise OperatorOnly("the metrics are of all tenants; read them with a key that names none")
     return Response(service_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -214,7 +214,10 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class CacheBlocks(msgspec.Struct, frozen=True):
-    """K/V blocks; free + cached + in_use == total, and pinned are among the cached."""
+    """K/V blocks; free + cached + in_use == total, and pinned are among the cached.
+
+    To a tenant cached and in_use are its own, and all others count as free, as if it were alone.
+    """
 
     total: int
     free: int
@@ -246,14 +249,14 @@ class CacheTree(msgspec.Struct, frozen=True):
     depth: int
 
 
-class CacheReport(msgspec.Struct, frozen=True):
-    """GET /v1/cache."""
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/cache. tree: of all tenants, so that no single one is told."""
 
     block_size: int
     blocks: CacheBlocks
     tokens: CacheTokens
     requests: CacheRequests
-    tree: CacheTree
+    tree: CacheTree | UnsetType = UNSET
     tiers: list[str]
 
 

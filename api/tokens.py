@@ -31,7 +31,7 @@ def _tokenize(incoming: Incoming) -> bytes:
     request = incoming.decode(TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
-    namespace = namespace_of(incoming.tenant, request.cache_salt)
+    namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
         if request.add_special_tokens:

@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     max_num_seqs: Annotated[int, _described("most sequences that run at once")] = 64
     max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
-    max_queued_requests: Annotated[int, _described("most waiting requests before new ones get 429")] = 1024
+    max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[Literal["lru"], _described("which cached block is given up first")] = "lru"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
@@ -130,7 +130,12 @@ def split_api_key(entry: str) -> tuple[str | None, str]:
     key = named_key if separator else entry
     if not key.strip("="):
         raise ConfigError("an --api-key is empty; give KEY, or tenant=KEY if the key ends in '='")
-    return (tenant or None) if separator else None, key
+    if not separator:
+        return None, key
+    if not tenant:
+        # A key without a name is the operator's, which an empty variable of a script must not make of it.
+        raise ConfigError("an --api-key begins with '='; give KEY without a name, or tenant=KEY")
+    return tenant, key
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}

@@ -7,6 +7,7 @@ RadixServeError
 │   ├── InvalidRequest       400
 │   │   └── PromptTooLong    400, code context_length_exceeded
 │   ├── InvalidApiKey        401
+│   ├── OperatorOnly         403: the key names a tenant, and the route tells of all tenants
 │   ├── ModelNotFound        404
 │   ├── BodyTooLarge         413
 │   ├── QueueFull            429, with Retry-After
@@ -66,6 +67,14 @@ class InvalidApiKey(RequestError):
     status = 401
     type = "invalid_request_error"
     default_code = "invalid_api_key"
+
+
+class OperatorOnly(RequestError):
+    """The API key names a tenant, and what was asked for is not about one tenant."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "operator_only"
 
 
 class ModelNotFound(RequestError):

@@ -42,7 +42,9 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
-    """Drop every cached block that no running request holds."""
+    """Drop every cached block that no running request holds, of one tenant, or of all if it is None."""
+
+    tenant: str | None = None
 
 
 class CacheWasReset(msgspec.Struct, frozen=True, tag="cache_was_reset"):
@@ -52,8 +54,32 @@ class CacheWasReset(msgspec.Struct, frozen=True, tag="cache_was_reset"):
     num_kept_blocks: int
 
 
-ControlCommand = ResetCache
-ControlResult = CacheWasReset
+class ShowTenant(msgspec.Struct, frozen=True, tag="show_tenant"):
+    """Ask for one tenant's figures; None is the tenant without a name."""
+
+    tenant: str | None
+
+
+class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
+    """What the engine has of one tenant, and nothing that depends on what the others do with it.
+
+    num_blocks: the whole pool's. Cached blocks, and those in use, are the tenant's own. Counters: queried, hit and
+    evicted tokens. Gauges: num_running and num_waiting sequences.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_cached_blocks: int
+    num_in_use_blocks: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_evicted_tokens: int
+    num_running: int
+    num_waiting: int
+
+
+ControlCommand = ResetCache | ShowTenant
+ControlResult = CacheWasReset | TenantStats
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -167,7 +193,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     Gauges: num_running and num_waiting sequences. Counters: num_steps, num_preemptions, num_computed_tokens (whose K/V
     were computed, again after a preemption too), num_generated_tokens, num_started_requests, queue_seconds (their waits
-    before they first ran, added up) and num_overtakes (by a request of no other priority that came later).
+    before they first ran, added up) and num_overtakes (by a request of their tenant and priority that came later).
     """
 
     num_running: int

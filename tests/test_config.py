@@ -35,5 +35,11 @@ def test_an_empty_key_is_refused_without_repeating_it(entry: str) -> None:
     assert "c2Vj" not in str(caught.value)
 
 
+def test_an_empty_name_makes_no_key_the_operators() -> None:
+    with pytest.raises(ConfigError, match="begins with '='") as caught:
+        EngineConfig(api_key=("=s3cret",))
+    assert "s3cret" not in str(caught.value)
+
+
 def test_settings_print_without_the_keys() -> None:
     assert repr(EngineConfig(api_key=("acme=s3cret",), port=9000)) == "EngineConfig(port=9000, api_key='...')"

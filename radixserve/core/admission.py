@@ -6,21 +6,21 @@ from radixserve.core.beam_schedule import BeamSchedule
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Sequence
+from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import is_generating_beam, num_reserved_places
-from radixserve.core.waiting import WaitingQueue
 
 
 class Admission:
-    """Lets waiting sequences run, in the order of their queue, as far as places, blocks and budget go.
+    """Lets waiting sequences run, in the order of their queues, as far as places, blocks and budget go.
 
     num_started: requests that have begun to run. queue_seconds: how long they waited for that, added up.
-    num_overtakes: how often a request had one of no other priority that came later start before it.
+    num_overtakes: how often a request had one of its tenant and priority that came later start before it.
     """
 
     def __init__(
         self,
         cache: KVCache,
-        waiting: WaitingQueue,
+        waiting: TenantQueues,
         running: RunningSequences,
         beams: BeamSchedule,
         *,
@@ -41,15 +41,15 @@ class Admission:
         # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
         if not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
-        being_computed = {self._next_digest(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
-        for sequence, match in (found for members in self._waiting.rounds() for found in members):
+        being_computed = {self._next_block(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
+        for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            digest = self._cache.next_digest(sequence, len(match.block_ids))
+            namespace, digest = sequence.request.namespace, self._cache.next_digest(sequence, len(match.block_ids))
             # One that scores its prompt computes the block in any case.
             can_wait = match.num_tokens < sequence.num_reusable_tokens
-            if digest is not None and digest in being_computed and can_wait:
+            if digest is not None and (namespace, digest) in being_computed and can_wait:
                 # A prompt computes this very block in this step. To wait costs one step; if the block is not there
                 # then, because the step failed or its writer was cancelled, this one computes it.
                 continue
@@ -65,7 +65,7 @@ class Admission:
                     return
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]
-                being_computed.add(self._next_digest(sequence))
+                being_computed.add(self._next_block(sequence))
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)
@@ -73,14 +73,18 @@ class Admission:
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
         num_ahead = self._waiting.num_new_ahead(sequence)
-        self._waiting.remove(sequence)
+        self._waiting.start(sequence)
         if not request.has_started:
             self.num_overtakes += num_ahead
             self.num_started += 1
             self.queue_seconds += time.monotonic() - request.queued_at
             request.num_cached_tokens = sequence.num_computed_tokens
-            self._cache.record_query(request.num_prompt_tokens, sequence.num_computed_tokens)
+            self._cache.record_query(request.tenant, request.num_prompt_tokens, sequence.num_computed_tokens)
         self._running.add(sequence)
 
-    def _next_digest(self, sequence: Sequence) -> bytes | None:
-        return self._cache.next_digest(sequence, sequence.num_committed_blocks)
+    def _next_block(self, sequence: Sequence) -> tuple[bytes, bytes | None]:
+        """Return what tells the block that a sequence computes next, if it computes a full one.
+
+        The namespace is in the digest already; but a digest can be forged, and must not delay another tenant.
+        """
+        return sequence.request.namespace, self._cache.next_digest(sequence, sequence.num_committed_blocks)

@@ -11,14 +11,14 @@ from radixserve.core.beam_members import count_blocks, fork_and_release, resume_
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import is_behind
-from radixserve.core.waiting import WaitingQueue
 
 
 class BeamSchedule:
     """Chooses the tokens that groups compute, makes room for them, and forks and releases their beams."""
 
-    def __init__(self, cache: KVCache, waiting: WaitingQueue, running: RunningSequences) -> None:
+    def __init__(self, cache: KVCache, waiting: TenantQueues, running: RunningSequences) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running

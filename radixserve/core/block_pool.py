@@ -50,6 +50,10 @@ class BlockPool:
         """How many of the blocks nobody holds."""
         return self._cached.count(block_ids)
 
+    def cached_ids(self) -> list[int]:
+        """The blocks that eviction may take, in the order in which it would."""
+        return list(self._cached)
+
     def oldest_cached(self) -> int:
         """The block that eviction takes next. There must be a cached one."""
         return self._cached.oldest()

@@ -2,7 +2,9 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
 from radixserve.core.sequence import Sequence
-from radixserve.protocol import CacheStats
+from radixserve.protocol import CacheStats, TenantStats
 
 __all__ = ["CachedRun", "KVCache", "Match"]
 
@@ -21,6 +23,20 @@ class _Source(NamedTuple):
 
     block_id: int
     num_computed_tokens: int
+
+
+@dataclass(slots=True)
+class _TokenCounts:
+    """Tokens looked up, found and given up. They only ever grow."""
+
+    num_queried: int = 0
+    num_hit: int = 0
+    num_evicted: int = 0
+
+    def add(self, *, num_queried: int = 0, num_hit: int = 0, num_evicted: int = 0) -> None:
+        self.num_queried += num_queried
+        self.num_hit += num_hit
+        self.num_evicted += num_evicted
 
 
 class KVCache:
@@ -41,9 +57,8 @@ class KVCache:
         self._tree = RadixTree(num_blocks, block_size, digest)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
-        self._num_evicted_tokens = 0
+        self._counts = _TokenCounts()
+        self._counts_of: defaultdict[str | None, _TokenCounts] = defaultdict(_TokenCounts)
 
     @property
     def block_size(self) -> int:
@@ -167,17 +182,22 @@ class KVCache:
             self._drop_source(source)
         self._sources.clear()
 
-    def record_query(self, num_queried_tokens: int, num_hit_tokens: int) -> None:
-        """Count the tokens of a new request, and those of them that were found."""
-        self._num_queried_tokens += num_queried_tokens
-        self._num_hit_tokens += num_hit_tokens
+    def record_query(self, tenant: str | None, num_queried_tokens: int, num_hit_tokens: int) -> None:
+        """Count the tokens of a tenant's new request, and those of them that were found."""
+        for counts in (self._counts, self._counts_of[tenant]):
+            counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
 
-    def reset(self) -> tuple[int, int]:
-        """Forget every cached block. Returns how many were dropped, and how many stay findable as they are in use."""
-        num_dropped = self._pool.num_cached
-        while self._pool.num_cached:
-            self._remove_oldest()
-        return num_dropped, self._tree.num_blocks
+    def reset(self, tenant: str | None = None) -> tuple[int, int]:
+        """Forget every cached block of a tenant, or of all tenants if None is given.
+
+        Returns how many were dropped, and how many stay findable as they are in use.
+        """
+        num_dropped = 0
+        for block_id in self._pool.cached_ids():
+            if tenant is None or self._tree.tenant_of(block_id) == tenant:
+                self._remove(block_id)
+                num_dropped += 1
+        return num_dropped, self._tree.num_blocks if tenant is None else self._tree.num_blocks_of(tenant)
 
     def walk(self) -> Iterator[CachedRun]:
         """Yield every node of the tree, each before those below it."""
@@ -191,11 +211,32 @@ class KVCache:
             num_free_blocks=self._pool.num_free,
             num_cached_blocks=self._pool.num_cached,
             num_in_use_blocks=self._pool.num_in_use,
-            num_queried_tokens=self._num_queried_tokens,
-            num_hit_tokens=self._num_hit_tokens,
-            num_evicted_tokens=self._num_evicted_tokens,
+            num_queried_tokens=self._counts.num_queried,
+            num_hit_tokens=self._counts.num_hit,
+            num_evicted_tokens=self._counts.num_evicted,
             num_tree_nodes=self._tree.num_nodes,
             tree_depth=self._tree.depth,
+        )
+
+    def tenant_stats(self, tenant: str | None, running: Iterable[Sequence], num_waiting: int) -> TenantStats:
+        """Return the counters and gauges of one tenant, whose sequences are running and num_waiting more.
+
+        Takes time proportional to the blocks that it has in use. To be called between steps.
+        """
+        sequences = list(running)
+        # A block in use is in the tree if and only if its holders have committed it.
+        num_findable = _num_distinct(sequence.block_table[: sequence.num_committed_blocks] for sequence in sequences)
+        counts = self._counts_of.get(tenant, _TokenCounts())
+        return TenantStats(
+            block_size=self._block_size,
+            num_blocks=self._pool.num_blocks,
+            num_cached_blocks=self._tree.num_blocks_of(tenant) - num_findable,
+            num_in_use_blocks=_num_distinct(sequence.block_table for sequence in sequences),
+            num_queried_tokens=counts.num_queried,
+            num_hit_tokens=counts.num_hit,
+            num_evicted_tokens=counts.num_evicted,
+            num_running=len(sequences),
+            num_waiting=num_waiting,
         )
 
     def _find(self, sequence: Sequence, max_tokens: int, known: Match | None = None) -> Match:
@@ -254,7 +295,7 @@ class KVCache:
 
     def _take(self) -> int:
         if not self._pool.num_free:
-            self._num_evicted_tokens += self._remove_oldest()
+            self._evict()
         return self._pool.take()
 
     def _take_copy(self, sequence: Sequence, source: int, num_computed_tokens: int) -> int:
@@ -266,8 +307,14 @@ class KVCache:
         self._queued_copies[sequence] = BlockCopy(source, block_id)
         return block_id
 
-    def _remove_oldest(self) -> int:
+    def _evict(self) -> None:
         block_id = self._pool.oldest_cached()
+        counts_of_tenant = self._counts_of[self._tree.tenant_of(block_id)]
+        num_tokens = self._remove(block_id)
+        for counts in (self._counts, counts_of_tenant):
+            counts.add(num_evicted=num_tokens)
+
+    def _remove(self, block_id: int) -> int:
         num_tokens = self._tree.remove(block_id)
         self._pool.free(block_id)
         return num_tokens
@@ -315,8 +362,7 @@ class KVCache:
         """Free the tails that an entry of these tokens, just added behind a place, makes superfluous."""
         for block_id in self._tree.find_shorter_tails(place, token_ids):
             if self._pool.is_cached(block_id):
-                self._tree.remove(block_id)
-                self._pool.free(block_id)
+                self._remove(block_id)
 
     def _drop(self, block_id: int) -> None:
         self._pool.drop(block_id, is_findable=block_id in self._tree)
@@ -341,3 +387,9 @@ class KVCache:
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
+
+
+def _num_distinct(block_tables: "Iterable[array[int]]") -> int:
+    """Return how many different blocks there are in all tables together."""
+    tables = [np.array(table, np.int32) for table in block_tables]
+    return len(np.unique(np.concatenate(tables))) if tables else 0

@@ -5,6 +5,7 @@ part-filled last block of an ended sequence, always a leaf. The tree knows token
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from radixserve.core.namespace import tenant_of
 
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
 MAX_CANDIDATES = 8
@@ -119,6 +122,7 @@ class RadixTree:
         self.num_blocks = 0
         self.num_removals = 0
         self._digest = digest
+        self._num_blocks_of = Counter[str | None]()
         self._roots: dict[bytes, Node] = {}
         self._root_heights: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
@@ -138,6 +142,14 @@ class RadixTree:
 
     def __contains__(self, block_id: int) -> bool:
         return self._owner[block_id] >= 0
+
+    def tenant_of(self, block_id: int) -> str | None:
+        """Return whose namespace a block of the tree is in."""
+        return tenant_of(self._node_of(block_id).namespace)
+
+    def num_blocks_of(self, tenant: str | None) -> int:
+        """How many of the blocks are in namespaces of a tenant."""
+        return self._num_blocks_of[tenant]
 
     def find(
         self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes], known: Match | None = None
@@ -208,7 +220,7 @@ class RadixTree:
             node.token_ids += token_ids
             node.block_ids += block_ids
             self._own(node, block_ids)
-            self.num_blocks += len(block_ids)
+            self._count_blocks(node, len(block_ids))
         else:
             self._add(node, token_ids, block_ids, digest)
         return place
@@ -251,7 +263,7 @@ class RadixTree:
         node.num_removals += 1
         assert node.block_ids[-1] == block_id
         self.num_removals += 1
-        self.num_blocks -= 1
+        self._count_blocks(node, -1)
         self._owner[block_id] = -1
         if len(node.block_ids) == 1:
             self._unlink(node)
@@ -315,7 +327,7 @@ class RadixTree:
         node.token_ids += token_ids
         node.block_ids += block_ids
         self._own(node, block_ids)
-        self.num_blocks += len(block_ids)
+        self._count_blocks(node, len(block_ids))
         self._link(node)
         self._replace_height(parent, None, node.height)
 
@@ -403,6 +415,10 @@ class RadixTree:
             old, new = node.height, max(heights, default=0) + 1
             node.height = new
             node = node.parent
+
+    def _count_blocks(self, node: Node, change: int) -> None:
+        self.num_blocks += change
+        self._num_blocks_of[tenant_of(node.namespace)] += change
 
 
 def _count(counts: dict[int, int], key: int, change: int) -> None:

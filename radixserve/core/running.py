@@ -5,17 +5,17 @@ from collections.abc import Iterator
 
 from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import num_blocks_for, num_blocks_held, one_of_each, unit_of
-from radixserve.core.waiting import WaitingQueue
 
 
 class RunningSequences:
-    """The sequences that hold blocks. Whoever gives up its blocks goes back to the waiting queue.
+    """The sequences that hold blocks. Whoever gives up its blocks goes back to its waiting queue.
 
     num_preemptions: how often that was.
     """
 
-    def __init__(self, cache: KVCache, waiting: WaitingQueue) -> None:
+    def __init__(self, cache: KVCache, waiting: TenantQueues) -> None:
         self._cache = cache
         self._waiting = waiting
         self._sequences: list[Sequence] = []

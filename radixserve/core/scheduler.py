@@ -4,13 +4,13 @@ There are no prefill and decode phases. A sequence has tokens whose K/V are not 
 new or it resumes after a preemption, one while it generates. A step computes some of them for each running sequence;
 a row that reaches the last one draws the next token.
 
-Around it: who waits (waiting.py, in the order of policy.py), who starts (admission.py), who runs and who gives way
-(running.py), and how beam groups do all that (beam_schedule.py).
+Around it: who waits (waiting.py, in the order of policy.py), which tenant's turn it is (tenant_queues.py), who starts
+(admission.py), who runs and who gives way (running.py), and how beam groups do all that (beam_schedule.py).
 """
 
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from radixserve.config import SchedulePolicy
@@ -22,10 +22,10 @@ from radixserve.core.policy import POLICIES
 from radixserve.core.rows import row_of
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
+from radixserve.core.tenant_queues import TenantQueues
 from radixserve.core.units import is_behind, is_generating_beam, num_answers_drawn, num_uncomputed_tokens
-from radixserve.core.waiting import WaitingQueue
 from radixserve.errors import RequestError
-from radixserve.protocol import Failure, FinishReason, TokenLogprobs
+from radixserve.protocol import Failure, FinishReason, TenantStats, TokenLogprobs
 
 _NOT_FINITE = Failure("internal_error", "the model's numbers for this request are not finite")
 
@@ -83,12 +83,13 @@ class Scheduler:
         self._cache = cache
         self._limits = limits
         self._policy = POLICIES[limits.schedule_policy]
-        self._waiting = WaitingQueue(self._policy, cache)
+        self._waiting = TenantQueues(self._policy, cache)
         self._running = RunningSequences(cache, self._waiting)
         self._beams = BeamSchedule(cache, self._waiting, self._running)
         self._admission = Admission(cache, self._waiting, self._running, self._beams, max_num_seqs=limits.max_num_seqs)
         self._scheduled: list[tuple[Sequence, int]] = []
         self._num_arrived = 0
+        self._num_arrived_of = Counter[str | None]()
 
     @property
     def num_waiting(self) -> int:
@@ -99,11 +100,6 @@ class Scheduler:
     def num_running(self) -> int:
         """Sequences that hold blocks."""
         return len(self._running)
-
-    @property
-    def num_queued(self) -> int:
-        """Requests that have not begun to run. Preempted ones are not among them: they were let in before."""
-        return self._waiting.num_new
 
     @property
     def num_started(self) -> int:
@@ -117,7 +113,7 @@ class Scheduler:
 
     @property
     def num_overtakes(self) -> int:
-        """How often a request had one of no other priority that came later start before it."""
+        """How often a request had one of its tenant and priority that came later start before it."""
         return self._admission.num_overtakes
 
     @property
@@ -130,12 +126,23 @@ class Scheduler:
         """Whether schedule() would find something to do."""
         return bool(self._waiting or self._running)
 
+    def num_queued(self, tenant: str | None) -> int:
+        """How many requests of a tenant have not begun to run. Preempted ones, let in before, are not among them."""
+        return self._waiting.num_new(tenant)
+
+    def tenant_stats(self, tenant: str | None) -> TenantStats:
+        """Return one tenant's figures, in time proportional to the blocks that it has in use."""
+        running = [sequence for sequence in self._running if sequence.request.tenant == tenant]
+        return self._cache.tenant_stats(tenant, running, self._waiting.num_waiting(tenant))
+
     def add(self, request: Request) -> None:
         """Queue a request with its one sequence, whose tokens are the prompt (at least one, under max_model_len)."""
         (sequence,) = request.sequences
         request.arrival = self._num_arrived
         request.queued_at = time.monotonic()
         self._num_arrived += 1
+        request.number = self._num_arrived_of[request.tenant]
+        self._num_arrived_of[request.tenant] += 1
         self._waiting.add(sequence)
 
     def end(self, request: Request) -> None:

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from radixserve.core.bad_words import BadWords, banned_token_ids
 from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
+from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
@@ -31,7 +32,7 @@ class Request:
     seed: the caller's, or one drawn for this request. num_cached_tokens: prompt tokens found in the cache when the
     request was first admitted; None before. What it finds again after a preemption does not count.
     priority: lower goes first, under the priority policy. arrival: how many requests were queued before this one.
-    queued_at: when that was, on the monotonic clock.
+    number: how many of them were of its tenant. queued_at: when that was, on the monotonic clock.
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
@@ -46,11 +47,17 @@ class Request:
     num_cached_tokens: int | None = None
     priority: int = 0
     arrival: int = 0
+    number: int = 0
     queued_at: float = 0.0
     prompt_scores: PromptScores | None = None
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose request it is; None is the tenant without a name."""
+        return tenant_of(self.namespace)
 
     @property
     def has_started(self) -> bool:

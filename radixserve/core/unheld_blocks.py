@@ -1,6 +1,7 @@
 """The cached blocks that nobody holds, in the order in which they came to be so."""
 
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ class UnheldBlocks:
 
     def __contains__(self, block_id: int) -> bool:
         return self._entry_of[block_id] >= 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the blocks, the one that has been here for longest first."""
+        return (block_id for index, block_id in enumerate(self._entries) if self._entry_of[block_id] == index)
 
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""

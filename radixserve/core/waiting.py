@@ -1,4 +1,4 @@
-"""The sequences that wait, in the order in which they are to start."""
+"""The sequences of one tenant that wait, in the order in which they are to start."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
@@ -24,6 +24,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def first_rank(self) -> Rank:
+        """The rank of the sequence in front. There must be one."""
+        return self._policy.rank(self._sequences[0])
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence where its rank says."""

@@ -7,6 +7,7 @@ from array import array
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
@@ -24,6 +25,7 @@ from radixserve.protocol import (
     EngineStats,
     Failure,
     ResetCache,
+    ShowTenant,
     StepOutput,
     TokenLogprobs,
 )
@@ -41,7 +43,7 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """Owns all requests, the cache and the device of one engine. Single-threaded; one step at a time.
 
-    max_queued_requests: of those that have not begun to run; a new one beyond them is refused. seed: source of the
+    max_queued_requests: of a tenant's that have not begun to run; a new one beyond them is refused. seed: source of the
     seeds of requests that bring none.
     """
 
@@ -105,8 +107,10 @@ class EngineCore:
     def control(self, command: ControlCommand) -> ControlResult:
         """Run one command between two steps."""
         match command:
-            case ResetCache():
-                num_dropped_blocks, num_kept_blocks = self._cache.reset()
+            case ShowTenant(tenant):
+                return self._scheduler.tenant_stats(tenant)
+            case ResetCache(tenant):
+                num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
 
@@ -209,8 +213,10 @@ class EngineCore:
         elif message.params.n > limits.max_num_seqs:
             text = f"n is {message.params.n}; max_num_seqs, the answers computed at once, is {limits.max_num_seqs} here"
             return Failure("invalid_request", text, param="n")
-        if self._scheduler.num_queued >= self._max_queued_requests:
-            return Failure("queue_full", f"{self._scheduler.num_queued} requests are waiting already; try again later")
+        # For each tenant, so that none can shut the others out, nor tell from a refusal how many of them wait.
+        num_queued = self._scheduler.num_queued(tenant_of(message.namespace))
+        if num_queued >= self._max_queued_requests:
+            return Failure("queue_full", f"{num_queued} requests are waiting already; try again later")
         return None
 
     def _request(self, message: AddRequest) -> Request:

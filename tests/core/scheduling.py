@@ -7,6 +7,8 @@ from typing import Any
 from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, ScheduledBatch
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.namespace import encode_namespace
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -24,8 +26,9 @@ class Scheduling:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 32,
         schedule_policy: SchedulePolicy = "cache-aware",
+        digest: BlockDigest = xxh3_digest,
     ) -> None:
-        self.cache = KVCache(num_blocks, BLOCK_SIZE)
+        self.cache = KVCache(num_blocks, BLOCK_SIZE, digest=digest)
         self.scheduler = Scheduler(
             self.cache,
             SchedulerLimits(
@@ -40,11 +43,12 @@ class Scheduling:
         self.starts: list[Request] = []
         self.num_computed_tokens = 0
 
-    def add(self, prompt: Tokens[int], *, priority: int = 0, **params: Any) -> Request:
+    def add(self, prompt: Tokens[int], *, priority: int = 0, tenant: str | None = None, **params: Any) -> Request:
         """Queue a request for one token, unless params say otherwise."""
         token_ids = array("i", prompt)
         settings = SamplingParams(**{"max_tokens": 1, **params})
-        request = Request(str(len(self.requests)), settings, b"", len(token_ids), seed=0, priority=priority)
+        namespace = encode_namespace(tenant=tenant)
+        request = Request(str(len(self.requests)), settings, namespace, len(token_ids), seed=0, priority=priority)
         request.sequences.append(Sequence(request, 0, token_ids))
         self.requests.append(request)
         self.scheduler.add(request)

@@ -472,8 +472,8 @@ def test_without_a_prefix_cache_nothing_is_found_and_forks_still_share() -> None
 
 def test_queries_and_hits_are_counted() -> None:
     driver = Driver(num_blocks=8, block_size=4)
-    driver.cache.record_query(10, 0)
-    driver.cache.record_query(20, 9)
+    driver.cache.record_query(None, 10, 0)
+    driver.cache.record_query(None, 20, 9)
     stats = driver.cache.stats()
     assert (stats.num_queried_tokens, stats.num_hit_tokens) == (30, 9)
 

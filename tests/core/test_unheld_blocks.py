@@ -33,6 +33,7 @@ def test_the_oldest_is_the_one_that_came_first_of_those_still_here(num_blocks: i
                 unheld.add_all(array("i", new))
             model |= dict.fromkeys(new)
         assert len(unheld) == len(model)
+        assert list(unheld) == list(model)
         assert all((block_id in unheld) == (block_id in model) for block_id in range(num_blocks))
         if model:
             assert unheld.oldest() == next(iter(model))

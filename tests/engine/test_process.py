@@ -17,7 +17,7 @@ from radixserve.engine.client import ProcessClient
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable, RequestFailed
 from radixserve.grammar import Grammar
-from radixserve.protocol import AddRequest, ResetCache
+from radixserve.protocol import AddRequest, CacheWasReset, ResetCache, ShowTenant
 from radixserve.sampling_params import SamplingParams
 from tests.tiny_engine import write_tiny_engine
 
@@ -55,14 +55,18 @@ async def collect(engine: AsyncEngine, params: SamplingParams) -> GenerationResu
 async def test_the_engine_process_answers_as_one_in_this_process(config: EngineConfig) -> None:
     params = SamplingParams(n=2, seed=1, max_tokens=20, logprobs=2, ignore_eos=True)
     constrained = SamplingParams(n=2, seed=1, max_tokens=20, grammar=Grammar("regex", "yes|no"))
-    results = []
+    results, shown = [], []
     for engine in (AsyncEngine(config), in_process_engine(config)):
         await engine.start()
         results.append([await collect(engine, each) for each in (params, constrained)])
+        shown.append(await engine.control(ShowTenant(None)))
         reply = await engine.control(ResetCache())
         assert reply.num_kept_blocks == 0
+        assert await engine.control(ResetCache("nobody")) == CacheWasReset(0, 0)
         await engine.close()
     assert results[0] == results[1]
+    assert shown[0] == shown[1]
+    assert shown[0].num_cached_blocks > 0
     assert len(results[0][0].answers[1].token_ids) == 20
     assert {answer.text for answer in results[0][1].answers} <= {"yes", "no"}
 
