@@ -91,7 +91,6 @@ def test_a_request_follows_the_end_of_the_last_one_after_a_pause_of_at_most_600_
 def test_a_sub_agent_runs_beside_its_session_with_the_same_ids(tmp_path: Path) -> None:
     agent = {
         "t": 4,
-        "type": "subagent",
         "agent_id": "agent_1",
         "requests": [request(0, [1, 1, 30, 1], api_time=3), request(4, [1, 1, 30, 2], think_time=1)],
     }
