@@ -36,8 +36,21 @@ def sample(logits: torch.Tensor, slots: Sequence[SampleSlot]) -> tuple[list[int]
     """Return a token id, and the log-probabilities asked for, of each slot.
 
     logits: [num_slots, vocab] float32, finite, not changed. Temperature 0 takes the largest logit after the
-    processors, the lowest id among equals.
+    processors, the lowest id among equals. A beam's slot draws nothing: its id is 0 and means nothing.
     """
+    drawing = [row for row, slot in enumerate(slots) if not slot.num_candidates]
+    if len(drawing) == len(slots):
+        return _sample(logits, slots)
+    ids: list[int] = [0] * len(slots)
+    entries: list[TokenLogprobs | None] = [None] * len(slots)
+    rows = torch.tensor(drawing, dtype=torch.int64, device=logits.device)
+    drawn = _sample(logits.index_select(0, rows), [slots[row] for row in drawing])
+    for row, token_id, entry in zip(drawing, *drawn, strict=True):
+        ids[row], entries[row] = token_id, entry
+    return ids, entries
+
+
+def _sample(logits: torch.Tensor, slots: Sequence[SampleSlot]) -> tuple[list[int], list[TokenLogprobs | None]]:
     if not slots:
         return [], []
     processed = apply_processors(logits, slots)

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,19 @@ def assert_drawn_from(drawn: Mapping[int, int], probabilities: torch.Tensor) -> 
         statistic += (drawn.get(token_id, 0) - mean) ** 2 / mean
         freedom += 1
     assert statistic < freedom + 3.1 * (2 * freedom) ** 0.5 + 8
+
+
+def test_a_beam_draws_nothing_and_the_others_draw_as_without_it() -> None:
+    logits = random_logits(5, 50)
+    beam = dataclasses.replace(slot(temperature=0, logprobs=1), num_candidates=4)
+    others = [slot(seed=7, logprobs=2), slot(temperature=0), slot(seed=8, top_k=5)]
+    alone = sample(logits[[1, 3, 4]], others)
+    token_ids, logprobs = sample(logits, [beam, others[0], beam, *others[1:]])
+    assert [token_ids[row] for row in (1, 3, 4)] == alone[0]
+    assert [logprobs[row] for row in (1, 3, 4)] == alone[1]
+    assert token_ids[0] == token_ids[2] == 0
+    assert logprobs[0] is logprobs[2] is None
+    assert sample(logits[:2], [beam, beam]) == ([0, 0], [None, None])
 
 
 def test_greedy_takes_the_largest_logit_and_the_lowest_id_among_equals() -> None:
