@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
 from radixserve.api.app import create_app
@@ -15,6 +16,14 @@ from radixserve.engine.async_engine import AsyncEngine
 from tests.byte_tokenizer import END
 
 DEADLINE = 10.0
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+# Both end with a token that is no letter, so that the alphabet begins at a.
+INPUTS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"prompt": "hi "},
+}
+BOTH = pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 
 
 @asynccontextmanager

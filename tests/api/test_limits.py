@@ -8,19 +8,11 @@ import pytest
 
 from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.api.serving import alphabet, ask, called, refusal_of, text_of
+from tests.api.serving import BOTH, CHAT, COMPLETIONS, INPUTS, alphabet, ask, called, refusal_of, text_of
 from tests.stub_engine import stub_engine
 
 pytestmark = pytest.mark.anyio
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-# Both end with a token that is no letter, so that the alphabet begins at a.
-INPUTS: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    COMPLETIONS: {"prompt": "hi "},
-}
-BOTH = pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 

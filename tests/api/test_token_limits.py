@@ -5,19 +5,11 @@ from typing import Any
 import pytest
 
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.api.serving import alphabet, ask, called, refusal_of, text_of
+from tests.api.serving import BOTH, CHAT, INPUTS, alphabet, ask, called, refusal_of, text_of
 from tests.byte_tokenizer import VOCAB_SIZE
 from tests.stub_engine import stub_engine
 
 pytestmark = pytest.mark.anyio
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-INPUTS: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    COMPLETIONS: {"prompt": "hi "},
-}
-BOTH = pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 
 
 @BOTH
