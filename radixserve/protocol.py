@@ -213,7 +213,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
 
     max_model_len: tokens a sequence may have, prompt and answer together, after any lowering to what the pool holds.
     vocab_size: token ids that the model takes are 0 to vocab_size - 1.
-    attention_backend: torch or triton, the kernels of attention.
+    attention_backend: torch, cpp or triton, the kernels of attention.
     notices: what start-up changed or chose on its own, a sentence each.
     """
 

@@ -32,8 +32,8 @@ class StartedExecutor:
     """An executor that is ready to run, and what was chosen for it.
 
     max_model_len, num_blocks, max_num_batched_tokens: the settings, or what start-up chose in their place.
-    device: cpu or cuda. attention_backend: torch or triton. eos_token_ids: any of them ends an answer. notices: what
-    start-up lowered, a sentence each.
+    device: cpu or cuda. attention_backend: torch, cpp or triton. eos_token_ids: any of them ends an answer. notices:
+    what start-up lowered or did without, a sentence each.
     """
 
     executor: Executor
@@ -92,7 +92,7 @@ def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecu
         eos_token_ids=model.eos_token_ids,
         num_blocks=num_blocks,
         bytes_per_block=block_bytes,
-        notices=tuple(notices),
+        notices=(*attention.notices, *notices),
     )
 
 
