@@ -73,16 +73,20 @@ inline void clear(const Partial& partial, int64_t num_queries, int64_t head_dim)
     std::fill_n(partial.weights, num_queries, 0.0f);
 }
 
-// Put the addresses of a K/V head's slots [begin, begin + count) into slots.
+// Find a K/V head's slots from begin on: kChunk of them, or those before end. The rest of slots, if one was found, gets
+// the address of the last one, so that loops may go on to a multiple of what they take at once. Returns how many.
 template <typename Stored>
-inline void locate(const void* cache, const Layer& layer, const int64_t* block_table, int64_t kv_head, int64_t begin,
-                   int count, const Stored** slots) {
+inline int locate(const void* cache, const Layer& layer, const int64_t* block_table, int64_t kv_head, int64_t begin,
+                  int64_t end, const Stored* slots[kChunk]) {
+    const int count = static_cast<int>(std::clamp<int64_t>(end - begin, 0, kChunk));
     const Stored* head = static_cast<const Stored*>(cache) + kv_head * layer.kv_head_stride;
     int64_t block = begin / layer.block_size, offset = begin % layer.block_size;
     for (int i = 0; i < count; ++block, offset = 0) {
         const Stored* slot = head + block_table[block] * layer.block_stride + offset * layer.slot_stride;
         for (; offset < layer.block_size && i < count; ++offset, ++i, slot += layer.slot_stride) slots[i] = slot;
     }
+    if (count > 0) std::fill(slots + count, slots + kChunk, slots[count - 1]);
+    return count;
 }
 
 // Copy the queries of a tile's K/V head to [num_tokens * group_size, head_dim], scaled so that scores are in units of

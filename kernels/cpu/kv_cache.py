@@ -26,5 +26,5 @@ def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
             f"the caches have heads of {key_cache.shape[3]} elements, {key_cache.stride(3)} apart; the kernels take "
             f"multiples of {HEAD_DIM_MULTIPLE}, contiguous"
         )
-    if key_cache.device.type != "cpu" or value_cache.device.type != "cpu":
+    if not key_cache.is_cpu or not value_cache.is_cpu:
         raise ValueError(f"the caches are on {key_cache.device} and {value_cache.device}; the kernels run on the CPU")

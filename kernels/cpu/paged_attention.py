@@ -15,7 +15,7 @@ from radixserve.kernels.cpu.library import library
 # unpacking costs is then done with it, and queries, sums and chunk stay in the second-level cache.
 _TILE_QUERIES = 96
 # Keys that one task reads for a row of one token: so that two threads share a single row, and merging costs little.
-_DECODE_SPLIT = 256
+_DECODE_SPLIT = 512
 # The same for a few tokens on a long context. A row of more tiles than this has tasks enough without splits, and would
 # need much memory for them.
 _PREFILL_SPLIT = 2048
@@ -95,7 +95,7 @@ def plan_attention(
             f"{num_rows} query lengths, {len(context_lengths)} context lengths and block_tables "
             f"{list(block_tables.shape)}; they must be of the same rows"
         )
-    if block_tables.dtype != torch.int64 or block_tables.device.type != "cpu" or block_tables.stride(1) != 1:
+    if block_tables.dtype != torch.int64 or not block_tables.is_cpu or block_tables.stride(1) != 1:
         raise ValueError("block_tables must be int64, on the CPU and contiguous in the last axis")
     group_size, rest = divmod(num_heads, num_kv_heads)
     if rest:
@@ -186,7 +186,7 @@ def paged_attention(
     """
     check_cache(key_cache, value_cache)
     num_heads, head_dim = plan.query_shape
-    if query.shape != (plan.num_tokens, num_heads, head_dim) or query.dtype != torch.float32 or query.stride(2) != 1:
+    if query.shape != (plan.num_tokens, num_heads, head_dim) or query.dtype != torch.float32 or query.stride(-1) != 1:
         raise ValueError(
             f"query is {query.dtype} {list(query.shape)} with strides {query.stride()}; it must be float32 "
             f"{[plan.num_tokens, num_heads, head_dim]}, contiguous in the last axis"
@@ -204,13 +204,10 @@ def paged_attention(
         )
     layer = _Layer(
         query.data_ptr(),
-        query.stride(0),
-        query.stride(1),
+        *query.stride()[:2],
         key_cache.data_ptr(),
         value_cache.data_ptr(),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
+        *key_cache.stride()[:3],
         num_kv_heads,
         num_heads // num_kv_heads,
         head_dim,

@@ -43,14 +43,14 @@ struct Packed {
     float* values;
 };
 
-// Pack a chunk of count keys. Places behind them, up to a whole panel, get copies of the last one, which nobody reads.
+// Pack a chunk of count keys. Places behind them, up to a whole panel, get copies of the last one, whose scores nobody
+// reads.
 template <typename Stored>
-inline void pack(const Stored** keys, const Stored* const* values, int count, int64_t head_dim, const Packed& packed) {
+inline void pack(const Stored* const* keys, const Stored* const* values, int count, int64_t head_dim, const Packed& packed) {
     for (int k = 0; k < count; ++k) {
         for (int64_t d = 0; d < head_dim; d += kLanes) store(packed.values + k * head_dim + d, load(values[k] + d));
     }
-    for (int i = count; i % kPanel != 0; ++i) keys[i] = keys[count - 1];
-    for (int k = 0; k < count; k += kLanes) {
+    for (int k = 0; k < (count + kPanel - 1) / kPanel * kPanel; k += kLanes) {
         float* panel = packed.keys + k / kPanel * kPanel * head_dim + k % kPanel;
         for (int64_t d = 0; d < head_dim; d += kLanes) {
             Floats square[kLanes];
@@ -110,9 +110,8 @@ void prefill(const Layer& layer, const int64_t* block_table, const Tile& tile, i
     const Stored* keys[kChunk];
     const Stored* values[kChunk];
     for (int64_t chunk = begin; chunk < end; chunk += kChunk) {
-        const int count = static_cast<int>(std::min<int64_t>(kChunk, end - chunk));
-        locate(layer.key, layer, block_table, kv_head, chunk, count, keys);
-        locate(layer.value, layer, block_table, kv_head, chunk, count, values);
+        const int count = locate(layer.key, layer, block_table, kv_head, chunk, end, keys);
+        locate(layer.value, layer, block_table, kv_head, chunk, end, values);
         pack(keys, values, count, head_dim, packed);
         for (int64_t q = 0; q < num_queries; q += kRows) {
             const int num_rows = static_cast<int>(std::min<int64_t>(kRows, num_queries - q));

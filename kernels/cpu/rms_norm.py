@@ -74,7 +74,7 @@ def add_rms_norm(
 
 
 def _check(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
-    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or tensor.shape != shape or tensor.stride(-1) != 1:
+    if tensor.dtype != torch.float32 or not tensor.is_cpu or tensor.shape != shape or tensor.stride(-1) != 1:
         raise ValueError(
             f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; it must be float32 {list(shape)} on "
             "the CPU, contiguous in the last axis"

@@ -13,7 +13,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.shape[1] == 0:
         raise ValueError(f"gate_up is {list(gate_up.shape)}; it must be [T, 2 * n]")
-    if gate_up.dtype != torch.float32 or gate_up.device.type != "cpu" or gate_up.stride(1) != 1:
+    if gate_up.dtype != torch.float32 or not gate_up.is_cpu or gate_up.stride(1) != 1:
         raise ValueError(
             f"gate_up is {gate_up.dtype} on {gate_up.device} with strides {gate_up.stride()}; it must be float32 on "
             "the CPU, contiguous in the last axis"

@@ -170,6 +170,7 @@ def test_a_prompt_in_chunks_gets_the_bits_of_the_whole_one() -> None:
     ("changes", "named"),
     [
         ({"query": torch.zeros(3, 4, 64)}, "query"),
+        ({"query": torch.zeros(2, 256)}, "query"),
         ({"query": torch.zeros(2, 4, 64).half()}, "float16"),
         ({"query": torch.zeros(2, 4, 128)[:, :, ::2]}, "strides"),
         ({"key_cache": torch.zeros(5, 2, 16, 32), "value_cache": torch.zeros(5, 2, 16, 32)}, "planned"),
