@@ -43,3 +43,9 @@ def test_a_cpu_without_the_instructions_is_told(tmp_path: Path) -> None:
     version = f'extern "C" int radixserve_abi_version() {{ return {library.ABI_VERSION}; }}'
     with pytest.raises(CpuKernelsUnavailableError, match="this CPU lacks AVX2, FMA or F16C"):
         load(compiled(tmp_path, functions + version))
+
+
+def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
+    library.library()
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len(mapped) == 1

@@ -8,9 +8,10 @@ import torch
 from radixserve.kernels.cpu.paged_attention import AttentionPlan, paged_attention, plan_attention
 from tests.kernels.interpreted.paged_rows import PagedRows, Shape, make_rows
 
-# (query length, context length): what a step can hold, decodes among chunks. 2100 is read in splits by either kernel.
-DECODES = [(1, length) for length in (0, 1, 15, 16, 17, 130, 700)]
-PREFILLS = [(15, 15), (2, 17), (16, 16), (17, 130), (130, 130), (3, 700), (5, 2100)]
+# (query length, context length): what a step can hold, decodes among chunks. The longest are read in three splits, and
+# of the five queries of 2050 some see no key of the second split.
+DECODES = [(1, length) for length in (0, 1, 15, 16, 17, 130, 700, 1100)]
+PREFILLS = [(15, 15), (2, 17), (16, 16), (17, 130), (130, 130), (3, 700), (5, 2050), (2, 4200)]
 MIXED = [(1, 130), (33, 60), (1, 1), (16, 17), (1, 700), (2, 130), (1, 16)]
 STEPS = {"decodes": DECODES, "prefills": PREFILLS, "mixed": MIXED}
 
