@@ -3,7 +3,7 @@
 import time
 
 from radixserve.core.beam_schedule import BeamSchedule
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Sequence
 from radixserve.core.tenant_queues import TenantQueues
@@ -15,6 +15,15 @@ class Admission:
 
     num_started: requests that have begun to run. queue_seconds: how long they waited for that, added up.
     num_overtakes: how often a request had one of its tenant and priority that came later start before it.
+
+    *In-flight sharing*: who finds that the block it misses first is computed in this step lets the step pass, and goes
+    on from there in the next one; so those with a prefix in common compute it once. The blocks need not come: if the
+    step fails or their writer is cancelled, the first of those that wait computes them.
+
+    *The bound*: when a sequence lets a step pass, it has let no more pass, this one included, than computing all that
+    it misses would take at max_num_batched_tokens a step. Afterwards it starts, whatever others compute: a chain of
+    prompts, each a block longer than the one before, would else start one a step. What they computed is in
+    the cache after the step, so what is computed twice for that is never more than one step holds.
     """
 
     def __init__(
@@ -25,12 +34,14 @@ class Admission:
         beams: BeamSchedule,
         *,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._beams = beams
         self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
         self.num_started = 0
         self.queue_seconds = 0.0
         self.num_overtakes = 0
@@ -39,19 +50,15 @@ class Admission:
         """Add to scheduled, which holds the rows of those that run, what newcomers compute in this step."""
         num_free_places = self._max_num_seqs - sum(map(num_reserved_places, self._running.units()))
         # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
-        if not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
+        if not self._waiting or not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
-        being_computed = {self._next_block(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
+        being_computed = {self._next_block(sequence) for sequence, _ in scheduled}
         for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            namespace, digest = sequence.request.namespace, self._cache.next_digest(sequence, len(match.block_ids))
-            # One that scores its prompt computes the block in any case.
-            can_wait = match.num_tokens < sequence.num_reusable_tokens
-            if digest is not None and (namespace, digest) in being_computed and can_wait:
-                # A prompt computes this very block in this step. To wait costs one step; if the block is not there
-                # then, because the step failed or its writer was cancelled, this one computes it.
+            if self._lets_step_pass(sequence, match, being_computed):
+                sequence.num_steps_let_pass += 1
                 continue
             if not self._running.leaves_room_for(sequence, match):
                 return
@@ -66,9 +73,23 @@ class Admission:
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]
                 being_computed.add(self._next_block(sequence))
+            sequence.num_steps_let_pass = 0
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)
+
+    def _lets_step_pass(
+        self, sequence: Sequence, match: Match, being_computed: set[tuple[bytes, bytes | None]]
+    ) -> bool:
+        """Whether a sequence that could start waits for the block that it misses first, see the class."""
+        digest = self._cache.next_digest(sequence, len(match.block_ids))
+        if digest is None or (sequence.request.namespace, digest) not in being_computed:
+            return False
+        # Who scores its prompt computes the block in any case.
+        if match.num_tokens >= sequence.num_reusable_tokens:
+            return False
+        num_missing_tokens = sequence.num_tokens - match.num_tokens
+        return sequence.num_steps_let_pass * self._max_num_batched_tokens < num_missing_tokens
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
