@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from radixserve.config import SchedulePolicy
+from radixserve.core.namespace import encode_namespace
 from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.protocol import CacheWasReset, ResetCache
 from tests.engine.harness import BLOCK_SIZE as B
@@ -155,12 +156,13 @@ def test_pc_9_generated_tokens_are_hits_in_the_next_turn(make_harness: MakeHarne
     assert result.answers[0].token_ids == cold(make_harness, turn)
 
 
-def test_namespaces_share_nothing(make_harness: MakeHarness) -> None:
+def test_pc_7_only_requests_of_one_kind_and_value_of_namespace_share(make_harness: MakeHarness) -> None:
     harness = make_harness()
     prompt = ids(1, 3 * B)
-    assert harness.ask(prompt).num_cached_tokens == 0
-    assert harness.ask(prompt, namespace=b"s").num_cached_tokens == 0
-    assert harness.ask(prompt, namespace=b"s").num_cached_tokens == 3 * B - 1
+    fields: list[dict[str, str]] = [{}, {"salt": "S"}, {"salt": "T"}, {"adapter": "S"}, {"tenant": "S"}]
+    for num_cached_tokens in (0, 3 * B - 1):
+        for given in fields:
+            assert harness.ask(prompt, namespace=encode_namespace(**given)).num_cached_tokens == num_cached_tokens
 
 
 def test_without_the_prefix_cache_nothing_is_reused(make_harness: MakeHarness) -> None:
