@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from radixserve.core.kv_cache import KVCache
 from tests.core.driver import Driver, make_sequence
 
 B = 16
@@ -73,6 +74,17 @@ def test_pc_6_a_hit_does_not_depend_on_chunks(chunk: int) -> None:
     assert driver.run(third, chunk=chunk) == 5 * B
     for entry in driver.entries():
         assert any(tuple(prompt[: len(entry.token_ids)]) == entry.token_ids for prompt in (ids(6 * B + 3), third))
+
+
+@pytest.mark.parametrize("at", [0, 1, 510, 511, 512, 513, 4095, 4096, 4097, 4607, 4608, 4609, 4998, 4999])
+def test_a_hit_in_a_long_run_ends_at_the_first_differing_id(at: int) -> None:
+    cache = KVCache(num_blocks=320, block_size=B)
+    sequence = make_sequence(ids(5000))
+    assert cache.allocate(sequence, 5000, cache.match(sequence))
+    sequence.num_computed_tokens = 5000
+    cache.commit(sequence)
+    cache.release(sequence)
+    assert cache.match(make_sequence([*ids(at), 9999, *ids(5000 - at, at + 1)])).num_tokens == at
 
 
 def test_pc_7_namespaces_share_nothing() -> None:
