@@ -84,7 +84,8 @@ class KVCache:
     def match(self, sequence: Sequence, known: Match | None = None) -> Match:
         """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
-        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since.
+        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since, as long
+        as its tokens were not cut.
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
         return self._find(sequence, sequence.num_reusable_tokens, known)

@@ -283,6 +283,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_computed = sequence.num_computed_tokens
         num_given_up = cut % (num_computed + 1) if cut % 3 == 0 else min(cut % 5, num_computed)
         self.driver.truncate(sequence, num_computed - num_given_up, token_ids)
+        self.first_matches.pop(sequence, None)
         self.note_held()
 
     def end(self, sequence: Sequence) -> None:
