@@ -3,7 +3,8 @@
 import time
 
 from radixserve.core.beam_schedule import BeamSchedule
-from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.in_flight import InFlightBlocks
+from radixserve.core.kv_cache import KVCache
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Sequence
 from radixserve.core.tenant_queues import TenantQueues
@@ -15,15 +16,6 @@ class Admission:
 
     num_started: requests that have begun to run. queue_seconds: how long they waited for that, added up.
     num_overtakes: how often a request had one of its tenant and priority that came later start before it.
-
-    *In-flight sharing*: who finds that the block it misses first is computed in this step lets the step pass, and goes
-    on from there in the next one; so those with a prefix in common compute it once. The blocks need not come: if the
-    step fails or their writer is cancelled, the first of those that wait computes them.
-
-    *The bound*: when a sequence lets a step pass, it has let no more pass, this one included, than computing all that
-    it misses would take at max_num_batched_tokens a step. Afterwards it starts, whatever others compute: a chain of
-    prompts, each a block longer than the one before, would else start one a step. What they computed is in
-    the cache after the step, so what is computed twice for that is never more than one step holds.
     """
 
     def __init__(
@@ -52,13 +44,14 @@ class Admission:
         # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
         if not self._waiting or not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
-        being_computed = {self._next_block(sequence) for sequence, _ in scheduled}
+        in_flight = InFlightBlocks(self._cache, self._max_num_batched_tokens)
+        for sequence, num_tokens in scheduled:
+            in_flight.add(sequence, num_tokens)
         for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            if self._lets_step_pass(sequence, match, being_computed):
-                sequence.num_steps_let_pass += 1
+            if in_flight.let_step_pass(sequence, match):
                 continue
             if not self._running.leaves_room_for(sequence, match):
                 return
@@ -72,24 +65,11 @@ class Admission:
                     return
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]
-                being_computed.add(self._next_block(sequence))
+                in_flight.add(sequence, num_tokens)
             sequence.num_steps_let_pass = 0
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)
-
-    def _lets_step_pass(
-        self, sequence: Sequence, match: Match, being_computed: set[tuple[bytes, bytes | None]]
-    ) -> bool:
-        """Whether a sequence that could start waits for the block that it misses first, see the class."""
-        digest = self._cache.next_digest(sequence, len(match.block_ids))
-        if digest is None or (sequence.request.namespace, digest) not in being_computed:
-            return False
-        # Who scores its prompt computes the block in any case.
-        if match.num_tokens >= sequence.num_reusable_tokens:
-            return False
-        num_missing_tokens = sequence.num_tokens - match.num_tokens
-        return sequence.num_steps_let_pass * self._max_num_batched_tokens < num_missing_tokens
 
     def _start(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -102,10 +82,3 @@ class Admission:
             request.num_cached_tokens = sequence.num_computed_tokens
             self._cache.record_query(request.tenant, request.num_prompt_tokens, sequence.num_computed_tokens)
         self._running.add(sequence)
-
-    def _next_block(self, sequence: Sequence) -> tuple[bytes, bytes | None]:
-        """Return what tells the block that a sequence computes next, if it computes a full one.
-
-        The namespace is in the digest already; but a digest can be forged, and must not delay another tenant.
-        """
-        return sequence.request.namespace, self._cache.next_digest(sequence, sequence.num_committed_blocks)

@@ -48,6 +48,21 @@ def test_prompts_that_each_go_a_block_further_do_not_start_one_a_step(policy: Sc
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_of_prefixes_that_share_a_head_each_is_computed_once_and_the_head_once_for_each(
+    policy: SchedulePolicy,
+) -> None:
+    """Two depths at once, and nobody may wait for two steps: so one of each kind computes the head."""
+    scheduling = Scheduling(num_blocks=800, max_num_seqs=64, max_num_batched_tokens=2000, schedule_policy=policy)
+    head, kinds = own(0, 10 * B), [own(1 + kind, 10 * B) for kind in range(3)]
+    for number in range(24):
+        scheduling.add(head + kinds[number % 3] + own(10 + number, 3))
+    for _ in range(2):
+        scheduling.step()
+    assert all(request.is_finished for request in scheduling.requests)
+    assert scheduling.num_computed_tokens == 3 * (10 * B + 10 * B) + 24 * 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_chain_of_prompts_computes_twice_is_less_than_a_step_holds(policy: SchedulePolicy) -> None:
     scheduling = Scheduling(num_blocks=800, max_num_seqs=32, max_num_batched_tokens=40 * B, schedule_policy=policy)
     longest = own(0, 64 * B)
