@@ -71,6 +71,31 @@ def test_a_prompt_goes_through_the_longest_prefix_that_it_begins_with(options: d
         assert driver.num_cached([*longer, 5, 5], namespace=namespace) == len(longer)
 
 
+def test_what_a_tenant_has_behind_a_public_prefix_stays_while_longer_ones_come_and_go() -> None:
+    longer = [PUBLIC + own(B, first) for first in (500, 600)]
+    driver = public_driver(PUBLIC, *longer, num_blocks=7)
+    prompt = PUBLIC + own(B + 1)
+    driver.run(longer[0] + own(1), namespace=OTHER)
+    driver.cache.reset("b")
+    for expected in (len(PUBLIC), len(prompt) - 1):
+        assert driver.run(prompt, namespace=A) == expected
+    driver.run(longer[1], namespace=OTHER)
+    assert driver.cache.stats().num_free_blocks == 0
+    # The oldest block is that of the first longer prefix: two followers are left of three.
+    driver.evict(1)
+    driver.check()
+    assert driver.num_cached([*longer[0], 7], namespace=UNNAMED) == len(PUBLIC)
+    assert driver.num_cached([*longer[1], 7], namespace=UNNAMED) == len(longer[1])
+    assert driver.num_cached(prompt, namespace=A) == len(prompt) - 1
+
+
+def test_a_longer_public_prefix_may_come_after_what_lies_behind_a_shorter_one() -> None:
+    driver = public_driver(PUBLIC, PUBLIC + own(B, 500))
+    driver.run(PUBLIC + own(B), namespace=A)
+    driver.run(PUBLIC + own(B + 1, 500), namespace=OTHER)
+    assert driver.num_cached(PUBLIC + own(B), namespace=A) == len(PUBLIC) + B - 1
+
+
 @pytest.mark.parametrize("num_followed", [1, B, 2 * B, 3 * B - 1])
 def test_a_prompt_that_leaves_a_public_prefix_shares_nothing_of_it(num_followed: int) -> None:
     driver = public_driver()
@@ -117,6 +142,15 @@ def test_a_forged_digest_keeps_no_other_tenants_block_out_of_the_cache() -> None
     prompt = PUBLIC + own(B, 50)
     assert driver.run(prompt, namespace=A) == len(PUBLIC)
     assert driver.num_cached(prompt, namespace=A) == len(prompt) - 1
+
+
+def test_tenants_that_are_about_to_compute_the_same_block_have_one_digest_for_it_up_to_the_border() -> None:
+    driver = public_driver()
+    sequences = [make_sequence(PUBLIC + own(2 * B), namespace) for namespace in (A, OTHER)]
+    for index in range(5):
+        digests = {driver.cache.next_digest(sequence, index) for sequence in sequences}
+        namespaces = {driver.cache.namespace_of(sequence, index) for sequence in sequences}
+        assert len(digests) == len(namespaces) == (1 if index < 3 else 2)
 
 
 def test_what_lies_behind_a_public_prefix_is_evicted_before_it() -> None:
