@@ -40,6 +40,6 @@ class PublicPrefixes:
         public = public_namespace_of(namespace) if self._prefixes else None
         if public is None:
             return CachePath(namespace)
-        packed = prompt.tobytes()
+        packed = memoryview(prompt).cast("B")[: len(self._prefixes[0])].tobytes()
         num_bytes = next((len(prefix) for prefix in self._prefixes if packed.startswith(prefix)), 0)
         return CachePath(namespace, public, num_bytes // self._num_bytes_of_block)

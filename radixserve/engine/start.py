@@ -48,7 +48,7 @@ def start_engine(
         notices.append(f"max_num_seqs is {max_num_seqs}: a step of max_num_batched_tokens has no room for more")
     num_unused = sum(len(prefix) >= started.max_model_len for prefix in public_prefixes)
     if num_unused:
-        notices.append(f"{num_unused} public prefixes are longer than max_model_len, so no prompt begins with them")
+        notices.append(f"{num_unused} public prefixes leave no room in max_model_len, so no prompt begins with them")
     cache = KVCache(
         started.num_blocks,
         config.block_size,
