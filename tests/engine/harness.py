@@ -39,6 +39,7 @@ class Harness:
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
+        public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -47,7 +48,7 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(num_blocks, block_size, prefix_cache=prefix_cache),
+            KVCache(num_blocks, block_size, prefix_cache=prefix_cache, public_prefixes=public_prefixes),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
