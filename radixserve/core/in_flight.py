@@ -20,7 +20,6 @@ class InFlightBlocks:
     def __init__(self, cache: KVCache, max_num_batched_tokens: int) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
-        # The namespace is in a digest already; but a digest can be forged, and must not delay another tenant.
         self._blocks: set[tuple[bytes, bytes]] = set()
         # The first block that each of those who let the step pass is going to miss in the next one.
         self._missed_next: set[tuple[bytes, bytes]] = set()
@@ -29,9 +28,9 @@ class InFlightBlocks:
         """Take in that the step computes a sequence's next num_tokens tokens."""
         num_full = (sequence.num_computed_tokens + num_tokens) // self._cache.block_size
         for index in range(sequence.num_committed_blocks, num_full):
-            digest = self._cache.next_digest(sequence, index)
-            if digest is not None:
-                self._blocks.add((sequence.request.namespace, digest))
+            block = self._block(sequence, index)
+            if block is not None:
+                self._blocks.add(block)
 
     def let_step_pass(self, sequence: Sequence, match: Match) -> bool:
         """Whether a sequence that could start waits for blocks of the step, and if so, count that.
@@ -44,14 +43,15 @@ class InFlightBlocks:
         first = len(match.block_ids)
         last = min(sequence.num_tokens // self._cache.block_size, first + len(self._blocks))
         # Who computes a block computes or has all those above it.
-        end = first + bisect_left(range(first, last), True, key=lambda index: not self._has(sequence, index))
+        end = first + bisect_left(
+            range(first, last), True, key=lambda index: self._block(sequence, index) not in self._blocks
+        )
         num_missing_tokens = sequence.num_tokens - match.num_tokens
         num_tokens_to_pass = num_missing_tokens - sequence.num_steps_let_pass * self._max_num_batched_tokens
         if end == first or num_tokens_to_pass <= 0:
             return False
-        digest = self._cache.next_digest(sequence, end)
-        if digest is not None:
-            missed = (sequence.request.namespace, digest)
+        missed = self._block(sequence, end)
+        if missed is not None:
             if missed in self._missed_next and num_tokens_to_pass <= self._max_num_batched_tokens:
                 # Another is going to compute that block in the next step, for which this one could not wait again. To
                 # start now costs what is computed twice once, however many more there are of the kind.
@@ -60,5 +60,10 @@ class InFlightBlocks:
         sequence.num_steps_let_pass += 1
         return True
 
-    def _has(self, sequence: Sequence, index: int) -> bool:
-        return (sequence.request.namespace, self._cache.next_digest(sequence, index)) in self._blocks
+    def _block(self, sequence: Sequence, index: int) -> tuple[bytes, bytes] | None:
+        """Return what tells a sequence's block of that number; None if it is not full, or nothing is shared.
+
+        The namespace is in a digest already; but a digest can be forged, and must not delay another tenant.
+        """
+        digest = self._cache.next_digest(sequence, index)
+        return None if digest is None else (self._cache.namespace_of(sequence, index), digest)

@@ -9,6 +9,7 @@ from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
 from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
+from radixserve.core.public_prefixes import CachePath
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
@@ -36,6 +37,7 @@ class Request:
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
+    path: where its blocks lie; the KVCache says so once it is first asked.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class Request:
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
+    path: CachePath | None = None
 
     @property
     def tenant(self) -> str | None:

@@ -36,8 +36,10 @@ def one_bit_digest(parent: bytes, content: bytes) -> bytes:
 prompts = st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(st.integers(0, 1), min_size=1, max_size=5))
 Prompt = tuple[int, int, list[int]]
 TENANTS = [None, "a", "b"]
-NAMESPACES = [encode_namespace(tenant=tenant) for tenant in TENANTS] + [encode_namespace(tenant="a", salt="b")]
-namespaces = st.sampled_from([b"", b"", b"", *NAMESPACES])
+SALTED = [encode_namespace(tenant="a", salt="b"), encode_namespace(salt="s")]
+namespaces = st.sampled_from([b"", b"", b"", *(encode_namespace(tenant=tenant) for tenant in ("a", "a", "b")), *SALTED])
+# Cut to whole blocks. Prompts go on from these as from earlier ones.
+public_prefixes = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=3) | st.just([])
 indices = st.integers(0, 99)
 plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
 Plan = list[tuple[int, int, int]]
@@ -65,9 +67,15 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 28),
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
+        public=public_prefixes,
     )
-    def create(self, num_blocks: int, block_size: int, digest: Callable[[bytes, bytes], bytes]) -> None:
-        self.driver = Driver(num_blocks, block_size, digest=digest, **self.options)
+    def create(
+        self, num_blocks: int, block_size: int, digest: Callable[[bytes, bytes], bytes], public: list[list[int]]
+    ) -> None:
+        whole = [prefix[: len(prefix) // block_size * block_size] for prefix in public]
+        self.prompts += whole
+        prefixes = list(filter(None, whole))
+        self.driver = Driver(num_blocks, block_size, digest=digest, public_prefixes=prefixes, **self.options)
         self.finds_all = digest is xxh3_digest
 
     @property
@@ -163,8 +171,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         )
         self.end(sequence)
         if self.finds_all and not is_shared:
-            prompt = [*sequence.token_ids[:num_computed], 0]
-            assert self.driver.num_cached(prompt, sequence.request.namespace) == num_computed
+            again = make_sequence([*sequence.token_ids[:num_computed], 0], sequence.request.namespace)
+            # Where an answer made the prompt begin with a public prefix, its blocks stay the tenant's own.
+            if self.driver.path_of(again) == self.driver.path_of(sequence):
+                assert self.driver.check_match(again).num_tokens == num_computed
         if is_preempted:
             self.waiting.append(sequence)
 
@@ -241,7 +251,10 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     def check_is_found(self, entry: Entry) -> None:
         """A lookup of all that an entry holds finds its blocks, and knows which of them are held."""
-        match = self.driver.cache.match(make_sequence([*entry.token_ids, 2], entry.namespace))
+        sequence = make_sequence([*entry.token_ids, 2], entry.namespaces[-1])
+        if self.driver.namespaces_of(sequence)[: len(entry.namespaces)] != list(entry.namespaces):
+            return  # Nobody has a public namespace for its own, and a prompt may begin with an answer's public prefix.
+        match = self.driver.cache.match(sequence)
         assert match.num_tokens == len(entry.token_ids)
         assert tuple(match.block_ids) == entry.block_ids[: len(entry.token_ids) // self.driver.block_size]
         held = {block_id for sequence in self.running for block_id in sequence.block_table}
@@ -281,7 +294,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.note_held()
         self.prompts.append(sequence.token_ids.tolist())
         num_computed = sequence.num_computed_tokens
-        num_given_up = cut % (num_computed + 1) if cut % 3 == 0 else min(cut % 5, num_computed)
+        # A draft is no part of the prompt, which alone says where a path is public.
+        num_drafts = max(num_computed - sequence.request.num_prompt_tokens, 0)
+        most = num_drafts if self.driver.public_prefixes else num_computed
+        num_given_up = cut % (most + 1) if cut % 3 == 0 else min(cut % 5, most)
         self.driver.truncate(sequence, num_computed - num_given_up, token_ids)
         self.first_matches.pop(sequence, None)
         self.note_held()

@@ -41,6 +41,7 @@ class Harness:
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
         digest: BlockDigest = xxh3_digest,
+        public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -49,7 +50,13 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(num_blocks, block_size, prefix_cache=prefix_cache, digest=digest),
+            KVCache(
+                num_blocks,
+                block_size,
+                prefix_cache=prefix_cache,
+                digest=digest,
+                public_prefixes=public_prefixes,
+            ),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
