@@ -30,7 +30,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: Annotated[str | None, _described("Hugging Face directory or .gguf file; left out: the demo model")] = None
     device: Annotated[Device, _described("where the model runs; auto takes a CUDA GPU if there is one")] = "auto"
-    dtype: Annotated[Dtype, _described("weights, activations and K/V; auto is float32 on a CPU")] = "auto"
+    dtype: Annotated[
+        Dtype, _described("weights, activations and K/V; auto on a CPU: weights and K/V float16, the rest float32")
+    ] = "auto"
     attention_backend: Annotated[
         AttentionBackendName, _described("kernels of attention; auto is triton on a GPU; cpp on a CPU, else torch")
     ] = "auto"

@@ -17,7 +17,9 @@ class Engine:
     """An engine in this process, stepped until it is idle."""
 
     def __init__(self, model: Path, backend: str, **settings: Any) -> None:
-        defaults = {"device": "cpu", "num_kv_blocks": 40, "max_num_batched_tokens": 48, "max_num_seqs": 8}
+        # float32, so that backends can be compared.
+        defaults = {"device": "cpu", "dtype": "float32"}
+        defaults |= {"num_kv_blocks": 40, "max_num_batched_tokens": 48, "max_num_seqs": 8}
         config = EngineConfig.from_settings(defaults | {"model": str(model), "attention_backend": backend} | settings)
         started = start_engine(config, show_progress=False)
         assert started.ready.attention_backend == backend
