@@ -20,7 +20,7 @@ from radixserve.runner.kv_storage import (
     check_blocks_fit,
     default_num_blocks,
 )
-from radixserve.runner.memory import device_memory
+from radixserve.runner.memory import device_memory, return_free_memory
 from radixserve.runner.model_executor import ModelExecutor
 from radixserve.runner.precision import choose_precision, name_of
 
@@ -94,6 +94,7 @@ def _start(
             show_progress=show_progress,
             ops=attention.ops,
         )
+        return_free_memory()
         memory = device_memory(device)
         if num_blocks is None:
             num_blocks = default_num_blocks(config, block_bytes, memory, device)
