@@ -6,7 +6,7 @@ from typing import Any
 from radixserve.config import EngineConfig
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
-from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
 from radixserve.engine.client import EngineClient
 from radixserve.engine.core import EngineCore
 from radixserve.engine.in_process import InProcessClient
@@ -40,7 +40,12 @@ def stub_engine(
             end_token_ids=tokenizer.eos_token_ids,
             schedule_policy=settings.schedule_policy,
         )
-        cache = KVCache(num_blocks, settings.block_size, prefix_cache=not settings.no_prefix_cache)
+        cache = KVCache(
+            num_blocks,
+            settings.block_size,
+            prefix_cache=not settings.no_prefix_cache,
+            public_prefixes=load_public_prefixes(settings, tokenizer),
+        )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)
         ready = EngineReady(
             model_name="stub",

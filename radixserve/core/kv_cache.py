@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
+from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.public_prefixes import CachePath, PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import CacheStats, TenantStats
@@ -43,15 +46,25 @@ class KVCache:
     """Give blocks to sequences, and share equal prefixes between them.
 
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
-    sequence is forked or released between steps, or in a step before its own allocate or after its own commit.
+    sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
+    truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
     digest finds blocks; it may collide, as token ids are compared before a block is shared.
+    public_prefixes: token ids, each of whole blocks. The blocks of the longest one that a prompt begins with are shared
+    by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, digest: BlockDigest = xxh3_digest
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        public_prefixes: Iterable[Tokens[int]] = (),
+        digest: BlockDigest = xxh3_digest,
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
+        self._public_prefixes = PublicPrefixes(public_prefixes, block_size)
         self._digest = digest
         self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(num_blocks, block_size, digest)
@@ -83,7 +96,8 @@ class KVCache:
     def match(self, sequence: Sequence, known: Match | None = None) -> Match:
         """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
-        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since.
+        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since, as long
+        as its tokens were not cut.
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
         return self._find(sequence, sequence.num_reusable_tokens, known)
@@ -146,20 +160,32 @@ class KVCache:
         Committed blocks stay findable, and so does a part-filled last one below them. A copy that is still to be made
         for the sequence is forgotten.
         """
-        source = self._sources.pop(sequence, None)
-        if source is not None:
-            self._queued_copies.pop(sequence, None)
-            # The source lies below the sequence's path, so it goes first.
-            self._drop_source(source)
+        source = self._sources.get(sequence)
+        self._forget_copy(sequence)
         if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
             self._keep_tail(sequence)
-        committed = sequence.block_table[: sequence.num_committed_blocks]
-        for block_id in reversed(sequence.block_table[len(committed) :]):
-            self._drop(block_id)
-        self._pool.drop_findable(committed[::-1])
-        sequence.block_table = array("i")
+        self._drop_behind(sequence, 0)
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give up a sequence's K/V from its token num_tokens on, as a refused draft demands.
+
+        num_computed_tokens falls to num_tokens, and the blocks behind are given back; committed ones stay findable. A
+        prompt that begins with a public prefix must stay whole.
+        token_ids are the caller's to cut, before the sequence is passed to any other call. Where it goes on inside a
+        block that is shared or findable, the next allocate gives it its own copy.
+        """
+        assert num_tokens <= sequence.num_computed_tokens
+        num_full = num_tokens // self._block_size
+        num_kept = self._num_blocks_for(num_tokens)
+        source = self._sources.get(sequence)
+        if source is not None and num_kept <= source.num_computed_tokens // self._block_size:
+            self._forget_copy(sequence)
+        self._drop_behind(sequence, num_kept)
+        sequence.num_computed_tokens = num_tokens
+        sequence.num_committed_blocks = min(sequence.num_committed_blocks, num_full)
+        del sequence.digests[num_full:]
 
     def next_digest(self, sequence: Sequence, num_blocks: int) -> bytes | None:
         """Return the chained digest of the block behind a sequence's first num_blocks, or None if it is not full.
@@ -169,6 +195,10 @@ class KVCache:
         if not self._prefix_cache or (num_blocks + 1) * self._block_size > sequence.num_tokens:
             return None
         return self._digest_of(sequence, num_blocks)
+
+    def namespace_of(self, sequence: Sequence, num_blocks: int) -> bytes:
+        """Return the namespace of the block behind a sequence's first num_blocks."""
+        return self._path(sequence).namespace_of(num_blocks)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies queued since the last call. Their sources are held until end_step."""
@@ -183,18 +213,18 @@ class KVCache:
         self._sources.clear()
 
     def record_query(self, tenant: str | None, num_queried_tokens: int, num_hit_tokens: int) -> None:
-        """Count the tokens of a tenant's new request, and those of them that were found."""
+        """Count the tokens of a tenant's new request, and those of them that were found, public ones too."""
         for counts in (self._counts, self._counts_of[tenant]):
             counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
 
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
-        """Forget every cached block of a tenant, or of all tenants if None is given.
+        """Forget every cached block of a tenant, or of all tenants, and all public ones, if None is given.
 
         Returns how many were dropped, and how many stay findable as they are in use.
         """
         num_dropped = 0
         for block_id in self._pool.cached_ids():
-            if tenant is None or self._tree.tenant_of(block_id) == tenant:
+            if tenant is None or tenant_of(self._tree.namespace_of(block_id)) == tenant:
                 self._remove(block_id)
                 num_dropped += 1
         return num_dropped, self._tree.num_blocks if tenant is None else self._tree.num_blocks_of(tenant)
@@ -221,11 +251,13 @@ class KVCache:
     def tenant_stats(self, tenant: str | None, running: Iterable[Sequence], num_waiting: int) -> TenantStats:
         """Return the counters and gauges of one tenant, whose sequences are running and num_waiting more.
 
-        Takes time proportional to the blocks that it has in use. To be called between steps.
+        Public blocks are nobody's: they count for a tenant while its sequences hold them, as in use, and as what its
+        requests found. Takes time proportional to the blocks that it has in use. To be called between steps.
         """
         sequences = list(running)
-        # A block in use is in the tree if and only if its holders have committed it.
-        num_findable = _num_distinct(sequence.block_table[: sequence.num_committed_blocks] for sequence in sequences)
+        num_findable = _num_distinct(
+            self._findable(sequence)[self._path(sequence).num_public_blocks :] for sequence in sequences
+        )
         counts = self._counts_of.get(tenant, _TokenCounts())
         return TenantStats(
             block_size=self._block_size,
@@ -243,9 +275,7 @@ class KVCache:
         if not self._prefix_cache or max_tokens <= 0:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
-        return self._tree.find(
-            sequence.request.namespace, token_ids, lambda index: self._digest_of(sequence, index), known
-        )
+        return self._tree.find(self._path(sequence), token_ids, lambda index: self._digest_of(sequence, index), known)
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         pool, tree = self._pool, self._tree
@@ -277,7 +307,8 @@ class KVCache:
     def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
         table = sequence.block_table
         written, num_inside = divmod(sequence.num_computed_tokens, self._block_size)
-        copies = num_inside > 0 and self._pool.refcount(table[written]) > 1
+        # A findable one is left from before a truncate: others may read what it holds behind the sequence's tokens.
+        copies = num_inside > 0 and (self._pool.refcount(table[written]) > 1 or table[written] in self._tree)
         num_new = max(self._num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table), 0)
         if not self._fits(num_new + copies, array("i")):
             return False
@@ -309,10 +340,11 @@ class KVCache:
 
     def _evict(self) -> None:
         block_id = self._pool.oldest_cached()
-        counts_of_tenant = self._counts_of[self._tree.tenant_of(block_id)]
+        namespace = self._tree.namespace_of(block_id)
         num_tokens = self._remove(block_id)
-        for counts in (self._counts, counts_of_tenant):
-            counts.add(num_evicted=num_tokens)
+        self._counts.add(num_evicted=num_tokens)
+        if not is_public(namespace):
+            self._counts_of[tenant_of(namespace)].add(num_evicted=num_tokens)
 
     def _remove(self, block_id: int) -> int:
         num_tokens = self._tree.remove(block_id)
@@ -322,6 +354,9 @@ class KVCache:
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
         table, first = sequence.block_table, sequence.num_committed_blocks
+        num_public = self._path(sequence).num_public_blocks
+        if first < num_public:
+            num_full = min(num_full, num_public)
         token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
         digest = self._digest_of(sequence, first)
         place = self._place(sequence)
@@ -347,14 +382,15 @@ class KVCache:
         return True
 
     def _keep_tail(self, sequence: Sequence) -> None:
-        """Make a sequence's part-filled last block findable, if it alone holds it and its path is in the tree."""
+        """Make a sequence's part-filled last block findable, if it alone knows it and its path is in the tree."""
         num_full = sequence.num_computed_tokens // self._block_size
         token_ids = sequence.token_ids[num_full * self._block_size : sequence.num_computed_tokens]
         if not self._prefix_cache or not token_ids or sequence.num_committed_blocks < num_full:
             return
         block_id = sequence.block_table[num_full]
         place = self._place(sequence)
-        if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
+        is_own = self._pool.refcount(block_id) == 1 and block_id not in self._tree
+        if is_own and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
             self._remove_shorter_tails(place, token_ids)
 
@@ -363,6 +399,29 @@ class KVCache:
         for block_id in self._tree.find_shorter_tails(place, token_ids):
             if self._pool.is_cached(block_id):
                 self._remove(block_id)
+
+    def _findable(self, sequence: Sequence) -> "array[int]":
+        """Return the blocks of a sequence that are in the tree: those it has committed, and one it was truncated to."""
+        num_blocks = sequence.num_committed_blocks
+        behind = sequence.block_table[num_blocks : num_blocks + 1]
+        return sequence.block_table[: num_blocks + any(block_id in self._tree for block_id in behind)]
+
+    def _drop_behind(self, sequence: Sequence, num_kept: int) -> None:
+        """Drop all blocks of a sequence but its first num_kept, deepest first."""
+        table = sequence.block_table
+        num_committed = max(sequence.num_committed_blocks, num_kept)
+        for block_id in reversed(table[num_committed:]):
+            self._drop(block_id)
+        self._pool.drop_findable(table[num_kept:num_committed][::-1])
+        sequence.block_table = table[:num_kept]
+
+    def _forget_copy(self, sequence: Sequence) -> None:
+        """Let go of what a sequence copies from in this step, if anything, whether or not the copy is made."""
+        source = self._sources.pop(sequence, None)
+        if source is not None:
+            self._queued_copies.pop(sequence, None)
+            # The source lies below the sequence's path, so it goes before any block of that.
+            self._drop_source(source)
 
     def _drop(self, block_id: int) -> None:
         self._pool.drop(block_id, is_findable=block_id in self._tree)
@@ -373,15 +432,25 @@ class KVCache:
     def _place(self, sequence: Sequence) -> Place:
         num_blocks = sequence.num_committed_blocks
         digest = self._digest_of(sequence, num_blocks - 1) if num_blocks else b""
-        return self._tree.place(sequence.request.namespace, sequence.block_table, num_blocks, digest)
+        return self._tree.place(self._path(sequence), sequence.block_table, num_blocks, digest)
+
+    def _path(self, sequence: Sequence) -> CachePath:
+        request = sequence.request
+        if request.path is None:
+            # Of the prompt alone, so that a sequence keeps its path while its answer grows.
+            prompt = sequence.token_ids[: request.num_prompt_tokens]
+            request.path = self._public_prefixes.path_of(request.namespace, prompt)
+        return request.path
 
     def _digest_of(self, sequence: Sequence, index: int) -> bytes:
         """Return the chained digest of a sequence's block, which must be full."""
-        digests = sequence.digests
+        digests, path = sequence.digests, self._path(sequence)
         while len(digests) <= index:
             start = len(digests) * self._block_size
             block = sequence.token_ids[start : start + self._block_size].tobytes()
-            parent = digests[-1] if digests else self._digest(b"", sequence.request.namespace)
+            parent = digests[-1] if digests else b""
+            if len(digests) in (0, path.num_public_blocks):
+                parent = self._digest(parent, path.namespace_of(len(digests)))
             digests.append(self._digest(parent, block))
         return digests[index]
 

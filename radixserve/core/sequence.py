@@ -9,6 +9,7 @@ from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
 from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
+from radixserve.core.public_prefixes import CachePath
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
@@ -36,6 +37,7 @@ class Request:
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
+    path: where its blocks lie; the KVCache says so once it is first asked.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class Request:
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
+    path: CachePath | None = None
 
     @property
     def tenant(self) -> str | None:
@@ -77,6 +80,7 @@ class Sequence:
     token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
     tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
     digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    num_steps_let_pass: steps that it has let pass for the sake of what others compute; 0 once it runs (in_flight.py).
     constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
     """
 
@@ -90,6 +94,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_committed_blocks: int = 0
     digests: list[bytes] = field(default_factory=list)
+    num_steps_let_pass: int = 0
     constraint: TokenConstraint | None = None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import SchedulePolicy
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.core import EngineCore
@@ -39,6 +40,8 @@ class Harness:
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
+        digest: BlockDigest = xxh3_digest,
+        public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -47,7 +50,13 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(num_blocks, block_size, prefix_cache=prefix_cache),
+            KVCache(
+                num_blocks,
+                block_size,
+                prefix_cache=prefix_cache,
+                digest=digest,
+                public_prefixes=public_prefixes,
+            ),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
