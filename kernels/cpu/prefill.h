@@ -46,7 +46,8 @@ struct Packed {
 // Pack a chunk of count keys. Places behind them, up to a whole panel, get copies of the last one, whose scores nobody
 // reads.
 template <typename Stored>
-inline void pack(const Stored* const* keys, const Stored* const* values, int count, int64_t head_dim, const Packed& packed) {
+inline void pack(const Stored* const* keys, const Stored* const* values, int count, int64_t head_dim,
+                 const Packed& packed) {
     for (int k = 0; k < count; ++k) {
         for (int64_t d = 0; d < head_dim; d += kLanes) store(packed.values + k * head_dim + d, load(values[k] + d));
     }
@@ -61,7 +62,8 @@ inline void pack(const Stored* const* keys, const Stored* const* values, int cou
     }
 }
 
-// Let kNumRows queries see a packed chunk. visible: how many of its keys each one sees, never falling, the last above 0.
+// Let kNumRows queries see a packed chunk. visible: how many of its keys each one sees, never falling, the last one at
+// least one.
 template <int kNumRows>
 inline void attend_rows(const float* queries, const Packed& packed, const int* visible, int64_t head_dim,
                         const Partial& partial) {
