@@ -11,11 +11,12 @@ import numpy as np
 
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
+from radixserve.core.eviction.answer import Answer
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import CacheStats, TenantStats
 
-__all__ = ["CachedRun", "KVCache", "Match"]
+__all__ = ["Answer", "CachedRun", "KVCache", "Match"]
 
 
 class _Source(NamedTuple):
@@ -186,6 +187,12 @@ class KVCache:
         """Count the tokens of a tenant's new request, and those of them that were found."""
         for counts in (self._counts, self._counts_of[tenant]):
             counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
+
+    def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+        """Tell how a sequence's answer ended, once, before or after its release, for the order of eviction.
+
+        It has no effect on blocks that others have used since.
+        """
 
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
         """Forget every cached block of a tenant, or of all tenants if None is given.

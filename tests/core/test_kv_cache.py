@@ -5,6 +5,7 @@ from itertools import permutations
 
 import pytest
 
+from radixserve.core.eviction.answer import Answer
 from tests.core.driver import Driver, make_sequence
 
 B = 16
@@ -510,3 +511,17 @@ def test_an_earlier_match_is_not_compared_again() -> None:
     # A caller who breaks the rule that only tokens behind the match change is not found out.
     sequence.token_ids[0] = 99
     assert driver.cache.match(sequence, earlier).num_tokens == 13
+
+
+@pytest.mark.parametrize("is_told_before_release", [True, False])
+def test_what_becomes_of_an_answer_changes_no_match(is_told_before_release: bool) -> None:
+    driver = Driver(num_blocks=8, block_size=2)
+    sequence = driver.start([1, 2, 3, 4, 5])
+    answer = Answer(calls_tool=True, num_tokens=1)
+    if is_told_before_release:
+        driver.cache.record_answer(sequence, answer)
+    driver.finish(sequence)
+    if not is_told_before_release:
+        driver.cache.record_answer(sequence, answer)
+    assert driver.num_cached([1, 2, 3, 4, 5, 6]) == 5
+    driver.check()
