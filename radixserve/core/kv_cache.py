@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.eviction.answer import Answer
+from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import tenant_of
@@ -57,13 +59,18 @@ class KVCache:
         block_size: int,
         *,
         prefix_cache: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
         digest: BlockDigest = xxh3_digest,
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
         self._digest = digest
         self._tree = RadixTree(num_blocks, block_size, digest)
-        self._order: EvictionOrder = LeastRecentlyUsed(num_blocks)
+        self._order: EvictionOrder
+        if eviction_policy == "learned-reuse":
+            self._order = LearnedReuse(num_blocks, self._tree)
+        else:
+            self._order = LeastRecentlyUsed(num_blocks)
         self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}

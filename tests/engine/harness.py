@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.config import SchedulePolicy
+from radixserve.config import EvictionPolicy, SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
@@ -39,6 +39,7 @@ class Harness:
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -47,7 +48,7 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(num_blocks, block_size, prefix_cache=prefix_cache),
+            KVCache(num_blocks, block_size, prefix_cache=prefix_cache, eviction_policy=eviction_policy),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
