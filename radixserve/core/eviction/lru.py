@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.eviction.order import DigestOf, EvictionOrder
+from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 
@@ -83,16 +83,19 @@ class LeastRecentlyUsed(EvictionOrder):
 
     # What blocks are used for makes no difference here.
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]", digest_of: DigestOf) -> None:
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         pass
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         pass
 
-    def reuse(self, sequence: Sequence, above: int, block_ids: "array[int]") -> None:
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         pass
 
-    def enter(self, sequence: Sequence, above: int, index: int, block_ids: "array[int]") -> None:
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        pass
+
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
         pass
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
