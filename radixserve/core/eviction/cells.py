@@ -1,7 +1,10 @@
 """Which of the segments that can be evicted goes first."""
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+
+# Below this length entries that no longer count are not worth a sweep.
+MIN_SWEPT_ENTRIES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +26,7 @@ class CellOrder:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int, int], Cell]] = []
+        self._num_cells = 0
         self._num_placed = 0
 
     def place(self, cell: Cell) -> bool:
@@ -30,9 +34,13 @@ class CellOrder:
         clock, _ = cell.waiting[0]
         if cell.place is not None and (cell.score, clock) == cell.place[:2]:
             return True
+        self._num_cells += cell.place is None
         self._num_placed += 1
         cell.place = (cell.score, clock, self._num_placed)
         heappush(self._heap, (cell.place, cell))
+        if len(self._heap) > 2 * self._num_cells + MIN_SWEPT_ENTRIES:
+            self._heap = [(place, placed) for place, placed in self._heap if place is placed.place]
+            heapify(self._heap)
         return False
 
     def least(self) -> Cell:
@@ -45,3 +53,4 @@ class CellOrder:
             if place is cell.place:
                 cell.place = None
                 cell.waiting.clear()
+                self._num_cells -= 1

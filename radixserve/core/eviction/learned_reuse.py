@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.eviction.cells import Cell, CellOrder
+from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
 from radixserve.core.eviction.gaps import answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
 from radixserve.core.eviction.order import DigestOf, EvictionOrder
@@ -26,10 +26,13 @@ from radixserve.core.eviction.use import Segment, Use
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
 
-# How long it is remembered that a block was evicted, in requests since its last use, and of how many blocks, at 4 bytes
-# each. Not a share of the pool, as a small one has the more to remember.
+# How long it is remembered that a block was evicted, in requests since its last use; of how many blocks, at 4 bytes
+# each; and of how many segments. No share of the pool, as a small one has the more to remember.
 MAX_GHOST_AGE = 2000
 MAX_GONE_BLOCKS = 2**20
+MAX_GHOSTS = 2**15
+# Of how many tenants it is remembered what was learned, though they have nothing in the cache.
+MAX_TENANTS = 256
 # The share of a request's prompt that another must find, cached or evicted, to continue it.
 CONTINUED_SHARE = 0.9
 
@@ -194,7 +197,11 @@ class LearnedReuse(EvictionOrder):
                 self._move(segment)
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
-        tables = self._tables.setdefault(request.tenant, ReuseTables())
+        # The latest tenant is the last one.
+        tables = self._tables.pop(request.tenant, None) or ReuseTables()
+        self._tables[request.tenant] = tables
+        if len(self._tables) > MAX_TENANTS:
+            del self._tables[next(iter(self._tables))]
         tables.count_request(num_prompt_blocks)
         return Use(self._clock, tables, num_prompt_blocks)
 
@@ -260,6 +267,9 @@ class LearnedReuse(EvictionOrder):
         return segment
 
     def _append(self, segment: Segment, block_ids: "array[int]") -> None:
+        if segment.gone:
+            # Who had lost them has computed them again.
+            self._forget_gone(segment)
         segment.num_blocks += len(block_ids)
         segment.end = block_ids[-1]
         segment.figures.unused[segment.bucket] += len(block_ids)
@@ -278,13 +288,21 @@ class LearnedReuse(EvictionOrder):
         if replaced is not None:
             self._num_gone -= len(replaced.gone)
             self._forget(replaced)
+        self._limit_ghosts()
 
     def _remember(self, segment: Segment, token_ids: "array[int]") -> None:
-        """Keep in mind what was evicted of a segment, and forget for it what was so longest ago."""
+        """Keep in mind what was evicted of a segment."""
         gone = self._fingerprinter.of(token_ids)[::-1]
         segment.gone.frombytes(gone.tobytes())
         self._num_gone += len(gone)
-        while self._num_gone > MAX_GONE_BLOCKS and self._ghosts:
+        self._limit_ghosts()
+        if self._num_gone > MAX_GONE_BLOCKS:
+            self._num_gone -= len(segment.gone)
+            segment.gone = array("I")
+
+    def _limit_ghosts(self) -> None:
+        """Forget what was evicted longest ago, if it is too much."""
+        while self._ghosts and (self._num_gone > MAX_GONE_BLOCKS or len(self._ghosts) > MAX_GHOSTS):
             oldest = self._ghosts.take_oldest()
             self._num_gone -= len(oldest.gone)
             self._forget(oldest)
@@ -319,6 +337,9 @@ class LearnedReuse(EvictionOrder):
         segment.cell = cell
         cell.num_waiting += 1
         heappush(cell.waiting, (segment.use.clock, segment.slot))
+        if len(cell.waiting) > 2 * cell.num_waiting + MIN_SWEPT_ENTRIES:
+            # Sorted is a heap, too.
+            cell.waiting = sorted({entry for entry in cell.waiting if self._waiting_segment(cell, entry) is not None})
         self._cells.place(cell)
 
     def _withdraw(self, segment: Segment) -> None:
@@ -334,12 +355,15 @@ class LearnedReuse(EvictionOrder):
 
     def _front(self, cell: Cell) -> Segment:
         """Return the segment of a cell, which is not empty, that was used longest ago."""
-        while True:
-            clock, slot = cell.waiting[0]
-            segment = self._segments[slot]
-            if segment is not None and segment.cell is cell and segment.use.clock == clock:
-                return segment
+        while (segment := self._waiting_segment(cell, cell.waiting[0])) is None:
             heappop(cell.waiting)
+        return segment
+
+    def _waiting_segment(self, cell: Cell, entry: tuple[int, int]) -> Segment | None:
+        """Return the segment of an entry, if it still waits in the cell."""
+        clock, slot = entry
+        segment = self._segments[slot]
+        return segment if segment is not None and segment.cell is cell and segment.use.clock == clock else None
 
     def _segments_of(self, use: Use) -> list[Segment]:
         return [segment for segment in self._segments_at.get(use.clock, ()) if segment.use is use]

@@ -77,6 +77,9 @@ class LeastRecentlyUsed(EvictionOrder):
 
     def discard_all(self, block_ids: "array[int]") -> None:
         """Let those blocks go that are here. None may be named twice."""
+        if len(block_ids) == 1:
+            self.discard(block_ids[0])
+            return
         self._num_blocks -= self.count(block_ids)
         self._entry_view()[_view(block_ids)] = -1
         self._clear_if_empty()
