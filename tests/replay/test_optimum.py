@@ -16,7 +16,8 @@ Node = tuple[bytes | int, ...]
 def paths_of(trace: Trace) -> list[frozenset[Node]]:
     """The nodes of each request: its namespace with every prefix of its ids."""
     return [
-        frozenset((namespace, *ids[:length]) for length in range(1, len(ids) + 1)) for namespace, ids in trace.requests
+        frozenset((request.namespace, *request.ids[:length]) for length in range(1, len(request.ids) + 1))
+        for request in trace.requests
     ]
 
 

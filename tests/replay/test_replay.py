@@ -1,12 +1,18 @@
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from radixserve.core.eviction.answer import Answer
+from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.sequence import Sequence
 from radixserve.errors import ConfigError
+from radixserve.replay import replay as replay_module
 from radixserve.replay.optimum import look_ahead
 from radixserve.replay.replay import replay
 from radixserve.replay.report import measure
+from radixserve.replay.trace import EndedAnswer
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.byte_tokenizer import load_byte_tokenizer
 from tests.engine.harness import Harness
@@ -79,3 +85,31 @@ def test_a_request_that_does_not_fit_is_an_error_that_says_how_much_must() -> No
     trace = trace_of([[1], [1, 2, 3]], tokens_per_id=512)
     with pytest.raises(ConfigError, match=r"--capacity-tokens is 1535; .* has 1536 tokens"):
         measure(trace, look_ahead(trace), policy="lru", capacity_tokens=1535)
+
+
+def test_the_cache_is_told_of_an_answer_when_it_has_ended_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Recorder(KVCache):
+        def match(self, sequence: Sequence, known: Match | None = None) -> Match:
+            events.append(f"{sequence.request.request_id} starts")
+            return super().match(sequence, known)
+
+        def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+            events.append(f"{sequence.request.request_id} ended with {answer.num_tokens}")
+            super().record_answer(sequence, answer)
+
+    monkeypatch.setattr(replay_module, "KVCache", Recorder)
+    trace = trace_of([[1], [2], [3], [4], [5]])
+    # The first ends after the third has begun, others before the next one; nothing comes after the last one's end.
+    ended = [
+        EndedAnswer(Answer(True, 7), 3),
+        None,
+        EndedAnswer(Answer(None, 3), 3),
+        EndedAnswer(Answer(False, 0), 4),
+        EndedAnswer(Answer(True, 9), 5),
+    ]
+    requests = [request._replace(ended=answer) for request, answer in zip(trace.requests, ended, strict=True)]
+    replay(replace(trace, requests=requests), 8)
+    expected = "0 starts, 1 starts, 2 starts, 0 ended with 7, 2 ended with 3, 3 starts, 3 ended with 0, 4 starts"
+    assert ", ".join(events) == expected

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Answer(NamedTuple):
-    """How an answer ended: whether it calls a tool, and how many tokens it has."""
+    """How an answer ended: whether it calls a tool, None if nobody knows, and how many tokens it has."""
 
-    calls_tool: bool
+    calls_tool: bool | None
     num_tokens: int
