@@ -31,21 +31,23 @@ async def calls_told(tokenizer: Tokenizer, route: str, body: dict[str, Any], tab
 
 
 @pytest.mark.parametrize(
-    ("fields", "calls_tool"),
+    ("reply", "fields", "calls_tool"),
     [
-        ({"tools": TOOLS}, True),
-        ({"tools": TOOLS, "parallel_tool_calls": False}, True),
-        ({"tools": TOOLS, "tool_choice": "required"}, True),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}}, True),
-        ({"tools": TOOLS, "max_tokens": 20}, False),
-        ({"tools": TOOLS, "tool_choice": "none"}, False),
-        ({}, False),
+        (CALL, {"tools": TOOLS}, True),
+        (CALL, {"tools": TOOLS, "parallel_tool_calls": False}, True),
+        (CALL, {"tools": TOOLS, "tool_choice": "required"}, True),
+        (CALL, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}}, True),
+        (CALL, {"tools": TOOLS, "max_tokens": 20}, False),
+        # The prompt tells how to write a call, the answer has none.
+        ("Done.", {"tools": TOOLS}, False),
+        (CALL, {"tools": TOOLS, "tool_choice": "none"}, False),
+        (CALL, {}, False),
     ],
 )
 async def test_a_chat_that_has_tools_and_an_answer_that_calls_one(
-    tokenizer: Tokenizer, fields: dict[str, Any], calls_tool: bool
+    tokenizer: Tokenizer, reply: str, fields: dict[str, Any], calls_tool: bool
 ) -> None:
-    table = speaker({"Add.": CALL})
+    table = speaker({"Add.": reply})
     assert await calls_told(tokenizer, CHAT, SAYS_IT | fields, table) == [calls_tool] * 2
 
 

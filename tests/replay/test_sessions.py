@@ -57,11 +57,10 @@ def test_an_answer_that_takes_no_time_is_not_known_to_its_own_request_nor_to_tho
 
 
 def test_an_answer_of_a_later_session_ends_as_long_after_that_session_began() -> None:
-    sessions = [session("a", [0, 10], 10), session("b", [0, 10], 12, api_time=2)]
-    assert order(sessions, 1) == ["a0", "a1", "b0", "b1"]
-    assert known_from(sessions, 1) == [1, 2, 3, 4]
-    # b's requests come at 10 and 20, c's at 22: just when the answer to b's second one ends.
-    assert known_from([*sessions, session("c", [0, 1], 1)], 1) == [1, 2, 3, 4, 5, 6]
+    sessions = [session("a", [0, 10], 10), session("x", [0, 11, 12, 16], 30), session("b", [0, 10], 15, api_time=5)]
+    # b begins at 10, so its first answer ends at 15.
+    assert order(sessions, 2) == ["a0", "x0", "a1", "b0", "x1", "x2", "x3", "b1"]
+    assert known_from(sessions, 2)[3] == 6
 
 
 def test_of_a_request_without_an_answer_nothing_is_known() -> None:
