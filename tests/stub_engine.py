@@ -41,7 +41,12 @@ def stub_engine(
             end_token_ids=tokenizer.eos_token_ids,
             schedule_policy=settings.schedule_policy,
         )
-        cache = cache_type(num_blocks, settings.block_size, prefix_cache=not settings.no_prefix_cache)
+        cache = cache_type(
+            num_blocks,
+            settings.block_size,
+            prefix_cache=not settings.no_prefix_cache,
+            eviction_policy=settings.eviction_policy,
+        )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)
         ready = EngineReady(
             model_name="stub",

@@ -9,10 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
+from radixserve.core.eviction.learned_reuse import LearnedReuse
+from radixserve.core.eviction.lru import LeastRecentlyUsed
+from radixserve.core.eviction.order import EvictionOrder
+from radixserve.core.namespace import tenant_of
+from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import CacheStats, TenantStats
 
@@ -49,13 +54,24 @@ class KVCache:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_cache: bool = True, digest: BlockDigest = xxh3_digest
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
+        digest: BlockDigest = xxh3_digest,
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
         self._digest = digest
-        self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(num_blocks, block_size, digest)
+        self._order: EvictionOrder
+        if eviction_policy == "learned-reuse":
+            self._order = LearnedReuse(num_blocks, self._tree)
+        else:
+            self._order = LeastRecentlyUsed(num_blocks)
+        self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._counts = _TokenCounts()
@@ -128,6 +144,7 @@ class KVCache:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_committed_blocks = parent.num_committed_blocks
         child.digests = parent.digests[: parent.num_computed_tokens // self._block_size]
+        self._order.fork(parent, child)
         self._pool.share(child.block_table)
 
     def commit(self, sequence: Sequence) -> None:
@@ -193,6 +210,7 @@ class KVCache:
 
         It has no effect on blocks that others have used since.
         """
+        self._order.record_answer(sequence, answer)
 
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
         """Forget every cached block of a tenant, or of all tenants if None is given.
@@ -200,10 +218,13 @@ class KVCache:
         Returns how many were dropped, and how many stay findable as they are in use.
         """
         num_dropped = 0
-        for block_id in self._pool.cached_ids():
-            if tenant is None or self._tree.tenant_of(block_id) == tenant:
-                self._remove(block_id)
-                num_dropped += 1
+        # Each node before those above it, so that what is dropped is always the end of a leaf.
+        for run in reversed(list(self._tree.walk())):
+            if tenant is None or tenant_of(run.namespace) == tenant:
+                num_cached = self._pool.count_cached(run.block_ids)
+                if num_cached:
+                    self._remove(run.block_ids[-1], num_cached)
+                    num_dropped += num_cached
         return num_dropped, self._tree.num_blocks if tenant is None else self._tree.num_blocks_of(tenant)
 
     def walk(self) -> Iterator[CachedRun]:
@@ -266,16 +287,18 @@ class KVCache:
         num_new = self._num_blocks_for(match.num_tokens + num_tokens) - len(match.block_ids) - takes_over
         if not self._fits(num_new, held):
             return False
+        if self._prefix_cache:
+            self._order.begin(sequence, match.block_ids, lambda index: self.next_digest(sequence, index))
         pool.share(match.block_ids)
         table = match.block_ids[:]
         if partial is not None and takes_over:
-            tree.remove(partial)
+            self._order.remove(tree.remove(partial), is_eviction=False)
             pool.share(array("i", [partial]))
             table.append(partial)
         elif partial is not None:
             table.append(self._take_copy(sequence, partial, match.num_tokens))
             num_new -= 1
-        table.extend(self._take() for _ in range(num_new))
+        self._take_all(table, num_new)
         sequence.block_table = table
         sequence.num_computed_tokens = match.num_tokens
         sequence.num_committed_blocks = len(match.block_ids)
@@ -292,7 +315,7 @@ class KVCache:
             source = table[written]
             table[written] = self._take_copy(sequence, source, sequence.num_computed_tokens)
             self._drop(source)
-        table.extend(self._take() for _ in range(num_new))
+        self._take_all(table, num_new)
         return True
 
     def _fits(self, num_new: int, held: "array[int]") -> bool:
@@ -300,9 +323,15 @@ class KVCache:
         num_spare = self._pool.num_free + self._pool.num_cached - num_new
         return num_spare >= len(held) or num_spare >= self._pool.count_cached(held)
 
+    def _take_all(self, table: "array[int]", num_blocks: int) -> None:
+        """Append new blocks to a table, for which there must be room."""
+        while self._pool.num_free < num_blocks:
+            self._evict(num_blocks - self._pool.num_free)
+        table.extend(self._pool.take() for _ in range(num_blocks))
+
     def _take(self) -> int:
         if not self._pool.num_free:
-            self._evict()
+            self._evict(1)
         return self._pool.take()
 
     def _take_copy(self, sequence: Sequence, source: int, num_computed_tokens: int) -> int:
@@ -314,17 +343,22 @@ class KVCache:
         self._queued_copies[sequence] = BlockCopy(source, block_id)
         return block_id
 
-    def _evict(self) -> None:
-        block_id = self._pool.oldest_cached()
+    def _evict(self, max_blocks: int) -> None:
+        """Free a cached block, and up to max_blocks if more of its run go next."""
+        block_id, num_blocks = self._order.first()
+        if num_blocks > 1:
+            # Whoever holds a block holds those above it, so the unheld ones come last.
+            num_blocks = self._pool.count_cached(self._tree.last_blocks(block_id, min(num_blocks, max_blocks)))
         counts_of_tenant = self._counts_of[self._tree.tenant_of(block_id)]
-        num_tokens = self._remove(block_id)
+        removal = self._remove(block_id, num_blocks, is_eviction=True)
         for counts in (self._counts, counts_of_tenant):
-            counts.add(num_evicted=num_tokens)
+            counts.add(num_evicted=removal.num_tokens)
 
-    def _remove(self, block_id: int) -> int:
-        num_tokens = self._tree.remove(block_id)
-        self._pool.free(block_id)
-        return num_tokens
+    def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
+        removal = self._tree.remove(block_id, num_blocks)
+        self._order.remove(removal, is_eviction=is_eviction)
+        self._pool.free(removal.block_ids)
+        return removal
 
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
@@ -333,7 +367,9 @@ class KVCache:
         digest = self._digest_of(sequence, first)
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
+        above = table[first - 1] if first else -1
         if found:
+            self._order.reuse(sequence, above, found)
             self._pool.share(found)
             for block_id in table[first : first + len(found)]:
                 self._drop(block_id)
@@ -349,6 +385,7 @@ class KVCache:
         if below is None:
             # An equal digest of other tokens: this block and those below it stay the sequence's own.
             return False
+        self._order.enter(sequence, above, first, table[first:end])
         self._remove_shorter_tails(below, token_ids[: self._block_size])
         sequence.num_committed_blocks = end
         return True
@@ -363,6 +400,7 @@ class KVCache:
         place = self._place(sequence)
         if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
+            self._order.enter(sequence, -1, num_full, array("i", [block_id]))
             self._remove_shorter_tails(place, token_ids)
 
     def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:

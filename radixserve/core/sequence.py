@@ -7,6 +7,7 @@ from enum import Enum, auto
 from radixserve.core.bad_words import BadWords, banned_token_ids
 from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
+from radixserve.core.eviction.use import Use
 from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.protocol import FinishReason
@@ -79,6 +80,7 @@ class Sequence:
     token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
     tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
     digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    use: what the order of eviction knows of the sequence, from its first block on, if it asks.
     constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
     """
 
@@ -92,6 +94,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_committed_blocks: int = 0
     digests: list[bytes] = field(default_factory=list)
+    use: Use | None = None
     constraint: TokenConstraint | None = None
 
     @property

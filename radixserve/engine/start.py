@@ -37,7 +37,12 @@ def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, sh
     max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
     if max_num_seqs < config.max_num_seqs:
         notices.append(f"max_num_seqs is {max_num_seqs}: a step of max_num_batched_tokens has no room for more")
-    cache = KVCache(started.num_blocks, config.block_size, prefix_cache=not config.no_prefix_cache)
+    cache = KVCache(
+        started.num_blocks,
+        config.block_size,
+        prefix_cache=not config.no_prefix_cache,
+        eviction_policy=config.eviction_policy,
+    )
     core = EngineCore(
         started.executor,
         tokenizer,

@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "max_num_batched_tokens": ("256", 256),
     "max_queued_requests": ("9", 9),
     "schedule_policy": ("fcfs", "fcfs"),
-    "eviction_policy": ("lru", "lru"),
+    "eviction_policy": ("learned-reuse", "learned-reuse"),
     "no_prefix_cache": ("1", True),
     "seed": ("42", 42),
     "log_level": ("debug", "debug"),
@@ -112,6 +112,7 @@ def test_the_model_may_stand_before_between_and_behind_flags() -> None:
         ("request_timeout", "-1"),
         ("gpu_memory_utilization", "inf"),
         ("schedule_policy", "shortest-first"),
+        ("eviction_policy", "random"),
     ],
 )
 def test_a_wrong_value_names_where_it_came_from(name: str, text: str) -> None:

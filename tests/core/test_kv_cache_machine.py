@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.kv_cache import Match
 from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
@@ -35,6 +37,7 @@ prompts = st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(st.integers
 Prompt = tuple[int, int, list[int]]
 namespaces = st.sampled_from([b"", b"", b"", b"", b"a", b"ab"])
 indices = st.integers(0, 99)
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
 Plan = list[tuple[int, int, int]]
 
@@ -55,10 +58,18 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 28),
         block_size=st.integers(1, 4),
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
+        eviction_policy=st.sampled_from(EVICTION_POLICIES),
     )
-    def create(self, num_blocks: int, block_size: int, digest: Callable[[bytes, bytes], bytes]) -> None:
-        self.driver = Driver(num_blocks, block_size, digest=digest)
+    def create(
+        self,
+        num_blocks: int,
+        block_size: int,
+        digest: Callable[[bytes, bytes], bytes],
+        eviction_policy: EvictionPolicy,
+    ) -> None:
+        self.driver = Driver(num_blocks, block_size, digest=digest, eviction_policy=eviction_policy)
         self.finds_all = digest is xxh3_digest
+        self.is_lru = eviction_policy == "lru"
 
     @property
     def running(self) -> list[Sequence]:
@@ -158,7 +169,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             evicted = cached.intersection(sequence.block_table)
             assert len(evicted) == max(num_needed - before.num_free_blocks, 0)
             kept = cached - evicted
-            assert max(map(self.last_held.__getitem__, evicted), default=0) <= min(
+            assert not self.is_lru or max(map(self.last_held.__getitem__, evicted), default=0) <= min(
                 map(self.last_held.__getitem__, kept), default=10**9
             )
             cache.release(sequence)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.config import SchedulePolicy
+from radixserve.config import EvictionPolicy, SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
@@ -40,6 +40,7 @@ class Harness:
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
         cache_type: type[KVCache] = KVCache,
+        eviction_policy: EvictionPolicy = "lru",
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -48,7 +49,7 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            cache_type(num_blocks, block_size, prefix_cache=prefix_cache),
+            cache_type(num_blocks, block_size, prefix_cache=prefix_cache, eviction_policy=eviction_policy),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
