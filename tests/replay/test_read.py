@@ -175,7 +175,7 @@ def test_each_answer_of_a_conversation_is_a_request_with_all_that_came_before(tm
 
 def test_an_answer_of_a_conversation_has_its_text_and_calls_and_ends_with_its_turn(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "add"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "1"},
