@@ -5,7 +5,8 @@
 
 Replays each trace, whose format its content tells, under each policy through the cache that the engine runs on, and
 writes a Markdown table. Coding-agent sessions go 8, 16 and 32 side by side. All figures are counts, the same on every
-machine. --cross-check: the same for the traces in other orders and in part, which no setting was chosen on.
+machine. --cross-check: the same for parts of the traces, and for their sessions in other orders, which no setting was
+chosen on; 32 sessions side by side.
 """
 
 import argparse
@@ -27,6 +28,7 @@ CAPACITIES = (500_000, 1_000_000, 2_000_000, 4_000_000, 10_000_000)
 # Conversations in text are shorter by far, and an id is a token.
 TEXT_CAPACITIES = (16_384, 32_768, 65_536, 131_072)
 SLOTS = (8, 16, 32)
+MOST_SLOTS = 32
 
 Record = dict[str, Any]
 Choice = Callable[[list[Record]], list[Record]]
@@ -54,20 +56,20 @@ def main() -> None:
         if arguments.cross_check:
             print_variants(file)
         else:
-            print_rows(file.name, file)
+            print_rows(file.name, file, SLOTS)
 
 
 def print_variants(file: Path) -> None:
     """Print the rows of the trace's parts, and of other orders of its sessions."""
-    has_sessions = read_trace(file, SLOTS[-1]).num_sessions is not None
+    has_sessions = read_trace(file, MOST_SLOTS).num_sessions is not None
     for name, choose in (PARTS | ORDERS if has_sessions else PARTS).items():
         with tempfile.TemporaryDirectory() as directory:
-            print_rows(f"{file.name}, {name}", write_variant(file, choose, Path(directory)))
+            print_rows(f"{file.name}, {name}", write_variant(file, choose, Path(directory)), (MOST_SLOTS,))
 
 
-def print_rows(name: str, file: Path) -> None:
+def print_rows(name: str, file: Path, slots: tuple[int, ...]) -> None:
     """Print a row for each number of sessions side by side and each capacity."""
-    for trace in traces_of(file):
+    for trace in traces_of(file, slots):
         uses = look_ahead(trace)
         for capacity_tokens in TEXT_CAPACITIES if trace.tokens_per_id == 1 else CAPACITIES:
             all_figures = list(measure(trace, uses, policies=POLICIES, capacity_tokens=capacity_tokens))
@@ -78,12 +80,13 @@ def print_rows(name: str, file: Path) -> None:
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def traces_of(file: Path) -> Iterator[Trace]:
-    """Yield the trace in each order that it is replayed in."""
-    trace = read_trace(file, SLOTS[-1])
-    if trace.num_sessions is not None and trace.tokens_per_id > 1:
-        yield from (read_trace(file, num_slots) for num_slots in SLOTS[:-1])
-    yield trace
+def traces_of(file: Path, slots: tuple[int, ...]) -> Iterator[Trace]:
+    """Yield the trace once, coding-agent sessions for each number of them side by side."""
+    trace = read_trace(file, MOST_SLOTS)
+    if trace.num_sessions is None or trace.tokens_per_id == 1:
+        yield trace
+    else:
+        yield from (read_trace(file, num_slots) for num_slots in slots)
 
 
 def write_variant(file: Path, choose: Choice, directory: Path) -> Path:
