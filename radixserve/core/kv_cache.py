@@ -68,7 +68,7 @@ class KVCache:
         self._tree = RadixTree(num_blocks, block_size, digest)
         self._order: EvictionOrder
         if eviction_policy == "learned-reuse":
-            self._order = LearnedReuse(num_blocks, self._tree)
+            self._order = LearnedReuse(num_blocks, self._tree, self._digest_of)
         else:
             self._order = LeastRecentlyUsed(num_blocks)
         self._pool = BlockPool(num_blocks, self._order)
@@ -288,7 +288,7 @@ class KVCache:
         if not self._fits(num_new, held):
             return False
         if self._prefix_cache:
-            self._order.begin(sequence, match.block_ids, lambda index: self.next_digest(sequence, index))
+            self._order.begin(sequence, match.block_ids)
         pool.share(match.block_ids)
         table = match.block_ids[:]
         if partial is not None and takes_over:
@@ -352,7 +352,7 @@ class KVCache:
         counts_of_tenant = self._counts_of[self._tree.tenant_of(block_id)]
         removal = self._remove(block_id, num_blocks, is_eviction=True)
         for counts in (self._counts, counts_of_tenant):
-            counts.add(num_evicted=removal.num_tokens)
+            counts.add(num_evicted=len(removal.token_ids))
 
     def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
         removal = self._tree.remove(block_id, num_blocks)
@@ -367,9 +367,8 @@ class KVCache:
         digest = self._digest_of(sequence, first)
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
-        above = table[first - 1] if first else -1
         if found:
-            self._order.reuse(sequence, above, found)
+            self._order.reuse(sequence, first, found)
             self._pool.share(found)
             for block_id in table[first : first + len(found)]:
                 self._drop(block_id)
@@ -385,7 +384,7 @@ class KVCache:
         if below is None:
             # An equal digest of other tokens: this block and those below it stay the sequence's own.
             return False
-        self._order.enter(sequence, above, first, table[first:end])
+        self._order.enter(sequence, first, table[first:end])
         self._remove_shorter_tails(below, token_ids[: self._block_size])
         sequence.num_committed_blocks = end
         return True
@@ -400,7 +399,7 @@ class KVCache:
         place = self._place(sequence)
         if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
-            self._order.enter(sequence, -1, num_full, array("i", [block_id]))
+            self._order.enter_tail(sequence, block_id)
             self._remove_shorter_tails(place, token_ids)
 
     def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:

@@ -49,13 +49,12 @@ class Match(NamedTuple):
 class Removal(NamedTuple):
     """What a tree has forgotten at the end of a leaf.
 
-    block_ids: in the order of the path. digest: the chained one of the first of them if it began a run, else None.
-    end: the block above them; -1 if there is none. is_end_of_leaf: whether that is the end of a leaf now.
+    block_ids, token_ids: in the order of the path. end: the block above them; -1 if there is none. is_end_of_leaf:
+    whether that is the end of a leaf now.
     """
 
     block_ids: "array[int]"
-    num_tokens: int
-    digest: bytes | None
+    token_ids: "array[int]"
     end: int
     is_end_of_leaf: bool
 
@@ -297,11 +296,11 @@ class RadixTree:
             self._unlink(node)
             end = parent.block_ids[-1] if parent.block_ids else -1
             is_end_of_leaf = end >= 0 and parent.is_leaf
-            return Removal(block_ids, len(node.token_ids), node.digest or None, end, is_end_of_leaf)
+            return Removal(block_ids, node.token_ids, end, is_end_of_leaf)
         del node.block_ids[-num_blocks:]
-        num_tokens = num_blocks * self.block_size
-        del node.token_ids[-num_tokens:]
-        return Removal(block_ids, num_tokens, None, node.block_ids[-1], True)
+        token_ids = node.token_ids[-num_blocks * self.block_size :]
+        del node.token_ids[-len(token_ids) :]
+        return Removal(block_ids, token_ids, node.block_ids[-1], True)
 
     def walk(self) -> Iterator[CachedRun]:
         """Yield every node, each before those below it. Not to be continued after a change."""

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from radixserve.config import EvictionPolicy
-from radixserve.core.kv_cache import Match
+from radixserve.core.kv_cache import Answer, Match
 from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
 from tests.core.driver import Driver, make_sequence
@@ -52,6 +52,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.unseen = count(1000)
         self.last_held: dict[int, int] = {}
         self.first_matches: dict[Sequence, Match] = {}
+        self.untold: list[Sequence] = []
         self.clock = count()
 
     @initialize(
@@ -153,6 +154,13 @@ class KVCacheMachine(RuleBasedStateMachine):
         if is_preempted:
             self.waiting.append(sequence)
 
+    @precondition(lambda self: self.untold)
+    @rule(index=indices, calls_tool=st.sampled_from([True, False, None]), num_tokens=st.integers(0, 2000))
+    def tell_how_an_answer_ended(self, index: int, calls_tool: bool | None, num_tokens: int) -> None:
+        """Of a sequence that has started, be it running, waiting again or long gone."""
+        sequence = self.untold.pop(index % len(self.untold))
+        self.driver.cache.record_answer(sequence, Answer(calls_tool, num_tokens))
+
     @rule(num_tokens=st.integers(1, 12))
     def put_under_pressure(self, num_tokens: int) -> None:
         """A request of tokens never seen before comes and is aborted: the longest unheld blocks make room for it."""
@@ -247,6 +255,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             fits = self.driver.admit(sequence, num_tokens, match)
             if fits:
                 self.waiting.remove(sequence)
+                self.untold.append(sequence)
         self.note_held()
         return fits
 

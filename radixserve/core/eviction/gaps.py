@@ -12,12 +12,10 @@ NUM_BUCKETS = 51
 # The gap at which each bucket begins.
 BUCKET_STARTS = np.array([0.0, *(2.0 ** ((bucket - 1) / 2 - 1) for bucket in range(1, NUM_BUCKETS))])
 
-NUM_KINDS = 3
-NUM_LENGTHS = 5
 NUM_GAP_CLASSES = 12
-# A kind is 0 for an answer of which nothing is known, as for one that did not end.
-_CALLS_TOOL, _OTHER = 1, 2
 _LENGTH_LIMITS = (64, 192, 512, 1500)
+# The class of an answer that has not ended, and of one of which it will never be known how.
+UNKNOWN_ANSWER = 0
 
 
 def bucket_of(gap: int) -> int:
@@ -31,9 +29,15 @@ def gap_class_of(gap: int) -> int:
 
 
 def answer_class_of(answer: Answer) -> int:
-    """Return the class of an answer. 0 stands for one that is not known."""
+    """Return the class of an answer that has ended."""
+    kind = {None: 0, True: 1, False: 2}[answer.calls_tool]
     length = sum(answer.num_tokens >= limit for limit in _LENGTH_LIMITS)
-    return (_CALLS_TOOL if answer.calls_tool else _OTHER) * NUM_LENGTHS + length
+    return 1 + kind * (len(_LENGTH_LIMITS) + 1) + length
+
+
+def kind_of(answer_class: int) -> int:
+    """Return what the classes of answers that call a tool have in common, those that do not, and each other kind."""
+    return (answer_class - 1) // (len(_LENGTH_LIMITS) + 1)
 
 
 def bucket_borders() -> list[tuple[int, int]]:

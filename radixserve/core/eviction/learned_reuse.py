@@ -1,4 +1,12 @@
-"""Give up the block that is least likely to be used again soon, by what was learned of blocks like it."""
+"""Give up the block that is worth least, by what was learned of when blocks like it are used again.
+
+A use is one request on its path. It leaves *segments*: blocks that it was the last to use, those of one class together.
+A later use takes blocks away from a segment's upper end, eviction from its lower end, so a segment is always a part of
+one path, and knows no more of its blocks than how many there are and which is the deepest. Along a path the clock of
+the last use never grows, as who uses a block uses all those above it.
+
+All of it is counted in requests, and nothing in seconds. Tables and what they say are a tenant's own.
+"""
 
 from array import array
 from collections import defaultdict
@@ -9,19 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
+from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
 from radixserve.core.eviction.gaps import answer_class_of, bucket_borders, bucket_of, gap_class_of
+from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
 from radixserve.core.eviction.order import DigestOf, EvictionOrder
-from radixserve.core.eviction.reuse_tables import Cell, ReuseTables
+from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
 
-# How long, in requests, and of how many segments it is remembered that they were evicted.
+# How long it is remembered that a block was evicted, in requests since its last use; of how many blocks, at 4 bytes
+# each; and of how many segments. No share of the pool, as a small one has the more to remember.
 MAX_GHOST_AGE = 2000
-MAX_GHOSTS = 4096
-# The share of a request's prompt that another must find to continue it.
+MAX_GONE_BLOCKS = 2**20
+MAX_GHOSTS = 2**15
+# Of how many tenants it is remembered what was learned, though they have nothing in the cache.
+MAX_TENANTS = 256
+# The share of a request's prompt that another must find, cached or evicted, to continue it.
 CONTINUED_SHARE = 0.9
-MIN_SWEPT_ENTRIES = 64
 
 _BORDERS = bucket_borders()
 
@@ -29,8 +42,10 @@ _BORDERS = bucket_borders()
 class LearnedReuse(EvictionOrder):
     """The order of eviction that learns when blocks are used again."""
 
-    def __init__(self, num_blocks: int, tree: RadixTree) -> None:
+    def __init__(self, num_blocks: int, tree: RadixTree, digest_of: DigestOf) -> None:
         self._tree = tree
+        self._digest_of = digest_of
+        self._fingerprinter = Fingerprinter(tree.block_size)
         self._clock = 0
         self._is_unheld = bytearray(num_blocks)
         self._num_unheld = 0
@@ -39,8 +54,9 @@ class LearnedReuse(EvictionOrder):
         self._free_slots: list[int] = []
         self._segments_at: defaultdict[int, list[Segment]] = defaultdict(list)
         self._tables: dict[str | None, ReuseTables] = {}
-        self._ghosts: dict[bytes, Segment] = {}
-        self._cells = _CellQueue()
+        self._ghosts = Ghosts()
+        self._num_gone = 0
+        self._cells = CellOrder()
 
     def __len__(self) -> int:
         return self._num_unheld
@@ -52,84 +68,117 @@ class LearnedReuse(EvictionOrder):
         return (block_id for block_id, is_unheld in enumerate(self._is_unheld) if is_unheld)
 
     def count(self, block_ids: "array[int]") -> int:
+        """Return how many of the blocks are here."""
         return int(np.count_nonzero(self._unheld_view()[_view(block_ids)]))
 
     def add(self, block_id: int) -> None:
+        """Let a block come, which is not here."""
         self._is_unheld[block_id] = 1
         self._num_unheld += 1
         self._offer(block_id)
 
     def add_all(self, block_ids: "array[int]") -> None:
+        """Let blocks come, none of which is here, each after those that follow it in the tree."""
         self._unheld_view()[_view(block_ids)] = 1
         self._num_unheld += len(block_ids)
         for start, _ in self._runs(block_ids):
             self._offer(block_ids[start])
 
     def discard(self, block_id: int) -> None:
+        """Let a block go, if it is here."""
         self._num_unheld -= self._is_unheld[block_id]
         self._is_unheld[block_id] = 0
 
     def discard_all(self, block_ids: "array[int]") -> None:
+        """Let those blocks go that are here."""
         self._num_unheld -= self.count(block_ids)
         self._unheld_view()[_view(block_ids)] = 0
 
     def first(self) -> tuple[int, int]:
+        """Return the end of the segment of least score, and how many blocks of it there are."""
         while True:
             cell = self._cells.least()
             segment = self._front(cell)
             if not self._cells.place(cell):
                 continue
-            if self._is_unheld[segment.end] and self._tree.is_end_of_leaf(segment.end):
+            if self._can_go(segment):
                 return segment.end, segment.num_blocks
+            # It comes back once its end is given back, or what follows it is gone.
             self._withdraw(segment)
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]", digest_of: DigestOf) -> None:
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
+        """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
         use = sequence.use
         if use is not None:
-            # It was interrupted. What it has lost it computes again, and that comes as new.
+            # What it has lost meanwhile it computes again, and that comes as new.
             for segment in self._segments_of(use):
-                segment.figures.unused[segment.bucket] -= segment.num_gone
-                segment.num_gone = 0
-            self._take_over(use, -1, block_ids)
+                self._forget_gone(segment)
+            self._take_over(sequence, use, 0, block_ids)
             return
         use = sequence.use = self._start(sequence)
-        last = self._segment_of(block_ids[-1]) if block_ids else None
-        num_gone = last.num_gone if last is not None and last.end == block_ids[-1] else 0
-        self._take_over(use, -1, block_ids)
-        num_known, last = self._find_evicted(use, len(block_ids), last, num_gone, digest_of)
-        if last is not None and num_known >= CONTINUED_SHARE * last.use.num_prompt_blocks:
-            use.gap_class = gap_class_of(use.clock - last.use.clock)
+        last = self._segment_of(block_ids[-1]).use if block_ids else None
+        self._take_over(sequence, use, 0, block_ids)
+        num_known, last = self._find_evicted(sequence, use, len(block_ids), last)
+        if last is not None and num_known >= CONTINUED_SHARE * last.num_prompt_blocks:
+            use.gap_class = gap_class_of(use.clock - last.clock)
         if use.tables.is_time_to_learn:
             use.tables.learn()
-            self._cells.sort(use.tables)
+            for cell in use.tables.cells():
+                self._cells.place(cell)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child go on from where its parent is."""
         use = parent.use
         if use is not None:
             child.use = Use(use.clock, use.tables, use.num_prompt_blocks, 0, use.gap_class, use.evicted)
 
-    def reuse(self, sequence: Sequence, above: int, block_ids: "array[int]") -> None:
-        self._take_over(self._use_of(sequence), above, block_ids)
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence go on, from its block of number index, with cached blocks that it does not hold yet."""
+        self._take_over(sequence, self._use_of(sequence), index, block_ids)
 
-    def enter(self, sequence: Sequence, above: int, index: int, block_ids: "array[int]") -> None:
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence's blocks from number index on be cached."""
         use, start = self._use_of(sequence), 0
         for end, gap_class in [*use.evicted, (index + len(block_ids), use.gap_class)]:
             run = block_ids[start : max(end - index, start)]
             if run:
-                self._extend(use, block_ids[start - 1] if start else above, gap_class, run)
+                above = block_ids[start - 1] if start else sequence.block_table[index - 1] if index else -1
+                self._extend(sequence, use, above, index + start, gap_class, run)
                 start += len(run)
 
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
+        """Let a sequence's part-filled block be cached."""
+        use = self._use_of(sequence)
+        self._append(self._new_segment(use, use.gap_class, None), array("i", [block_id]))
+
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+        """Take in how the answer of a sequence ended."""
         use = sequence.use
         if use is None:
             return
         segments = self._segments_of(use)
         for segment in segments:
-            segment.figures.unused[segment.bucket] -= segment.num_blocks + segment.num_gone
+            segment.figures.unused[segment.bucket] -= segment.num_unused
         use.answer_class = answer_class_of(answer)
         for segment in segments:
-            segment.figures.unused[segment.bucket] += segment.num_blocks + segment.num_gone
+            segment.figures.unused[segment.bucket] += segment.num_unused
             self._move(segment)
+
+    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
+        """Take in what the tree has forgotten."""
+        block_ids = removal.block_ids
+        segment = self._segment_of(block_ids[0])
+        _fill(self._slot_of, block_ids, -1)
+        segment.num_blocks -= len(block_ids)
+        segment.end = removal.end
+        if not is_eviction:
+            segment.figures.unused[segment.bucket] -= len(block_ids)
+        elif segment.above is not None:
+            self._remember(segment, removal.token_ids)
+        if not segment.num_blocks:
+            self._end(segment)
+        if removal.is_end_of_leaf:
+            self._offer(removal.end)
 
     def _use_of(self, sequence: Sequence) -> Use:
         if sequence.use is None:
@@ -137,18 +186,26 @@ class LearnedReuse(EvictionOrder):
         return sequence.use
 
     def _start(self, sequence: Sequence) -> Use:
-        """Let a request start."""
-        self._tick()
+        """Let a request start: everything else is older by one."""
+        self._clock += 1
+        for age, bucket in _BORDERS:
+            for segment in self._segments_at.get(self._clock - age, ()):
+                unused = segment.figures.unused
+                unused[segment.bucket] -= segment.num_unused
+                unused[bucket] += segment.num_unused
+                segment.bucket = bucket
+                self._move(segment)
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
-        tables = self._tables.setdefault(request.tenant, ReuseTables())
+        # The latest tenant is the last one.
+        tables = self._tables.pop(request.tenant, None) or ReuseTables()
+        self._tables[request.tenant] = tables
+        if len(self._tables) > MAX_TENANTS:
+            del self._tables[next(iter(self._tables))]
         tables.count_request(num_prompt_blocks)
         return Use(self._clock, tables, num_prompt_blocks)
 
-    def _segments_of(self, use: Use) -> list[Segment]:
-        return [segment for segment in self._segments_at.get(use.clock, ()) if segment.use is use]
-
-    def _take_over(self, use: Use, above: int, block_ids: "array[int]") -> None:
+    def _take_over(self, sequence: Sequence, use: Use, index: int, block_ids: "array[int]") -> None:
         """Let a use be the last one of cached blocks, but of those that a later use has."""
         for start, end in self._runs(block_ids):
             segment = self._segment_of(block_ids[start])
@@ -156,132 +213,133 @@ class LearnedReuse(EvictionOrder):
             if gap <= 0:
                 continue
             run = block_ids[start:end]
-            num_unheld = self.count(run)
-            if num_unheld:
-                segment.figures.events[bucket_of(gap)] += num_unheld
-            self._shrink(segment, len(run))
-            self._extend(use, block_ids[start - 1] if start else above, gap_class_of(gap), run)
+            figures = segment.figures
+            figures.events[bucket_of(gap)] += self.count(run)
+            figures.unused[segment.bucket] -= len(run)
+            segment.num_blocks -= len(run)
+            segment.above = self._above(sequence, index + end)
+            if not segment.num_blocks:
+                self._end(segment)
+            above = block_ids[start - 1] if start else sequence.block_table[index - 1] if index else -1
+            self._extend(sequence, use, above, index + start, gap_class_of(gap), run)
 
-    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
-        block_ids = removal.block_ids
-        segment = self._segment_of(block_ids[0])
-        _fill(self._slot_of, block_ids, -1)
-        segment.num_blocks -= len(block_ids)
-        if is_eviction:
-            segment.num_gone += len(block_ids)
-        else:
-            segment.figures.unused[segment.bucket] -= len(block_ids)
-        segment.end = removal.end
-        if not segment.num_blocks:
-            self._free(segment)
-            if segment.num_gone and removal.digest is not None:
-                self._remember(removal.digest, segment)
-            else:
-                self._forget(segment)
-        if removal.is_end_of_leaf:
-            self._offer(removal.end)
-
-    def _tick(self) -> None:
-        """Let a request start: everything is older by one."""
-        self._clock += 1
-        for age, bucket in _BORDERS:
-            for segment in self._segments_at.get(self._clock - age, ()):
-                count = segment.num_blocks + segment.num_gone
-                unused = segment.figures.unused
-                unused[segment.bucket] -= count
-                unused[bucket] += count
-                segment.bucket = bucket
-                self._move(segment)
-
-    def _find_evicted(
-        self, use: Use, num_known: int, last: Segment | None, num_gone: int, digest_of: DigestOf
-    ) -> tuple[int, Segment | None]:
+    def _find_evicted(self, sequence: Sequence, use: Use, num_known: int, last: Use | None) -> tuple[int, Use | None]:
         """Find what follows a match and was evicted; return how many blocks are known, and who used the deepest."""
         while num_known < use.num_prompt_blocks:
-            if num_gone:
-                segment = last
-            else:
-                digest = digest_of(num_known)
-                segment = self._ghosts.pop(digest, None) if digest is not None else None
-                if segment is None:
-                    break
-                self._forget(segment)
-                if use.clock - segment.use.clock > MAX_GHOST_AGE:
-                    break
-                num_gone = segment.num_gone
-            assert segment is not None
+            (first,) = self._fingerprints(sequence, num_known, num_known + 1).tolist()
+            segment = self._ghosts.take(self._above(sequence, num_known), first)
+            if segment is None:
+                break
             gap = use.clock - segment.use.clock
-            count = min(num_gone, use.num_prompt_blocks - num_known)
+            if gap > MAX_GHOST_AGE:
+                self._num_gone -= len(segment.gone)
+                self._forget(segment)
+                break
+            end = min(num_known + len(segment.gone), use.num_prompt_blocks)
+            count = num_common(segment.gone, self._fingerprints(sequence, num_known, end))
             segment.figures.events[bucket_of(gap)] += count
             segment.figures.unused[segment.bucket] -= count
+            self._num_gone -= count
+            del segment.gone[-count:]
             num_known += count
             use.evicted.append((num_known, gap_class_of(gap)))
-            last, num_gone = segment, 0
+            last = segment.use
+            segment.above = self._above(sequence, num_known)
+            self._rest(segment)
         return num_known, last
 
-    def _remember(self, digest: bytes, segment: Segment) -> None:
-        """Keep a segment of which all was evicted in mind for a while."""
-        before = self._ghosts.pop(digest, None)
-        if before is not None:
-            self._forget(before)
-        self._ghosts[digest] = segment
-        if len(self._ghosts) > MAX_GHOSTS:
-            self._forget(self._ghosts.pop(next(iter(self._ghosts))))
-
-    def _extend(self, use: Use, above: int, gap_class: int, block_ids: "array[int]") -> None:
+    def _extend(
+        self, sequence: Sequence, use: Use, above: int, index: int, gap_class: int, block_ids: "array[int]"
+    ) -> None:
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
         if segment is None or segment.use is not use or segment.gap_class != gap_class or segment.end != above:
-            segment = Segment(use, gap_class, self._new_slot(), bucket_of(self._clock - use.clock))
-            self._segments[segment.slot] = segment
-            self._segments_at[use.clock].append(segment)
+            segment = self._new_segment(use, gap_class, self._above(sequence, index))
+        self._append(segment, block_ids)
+
+    def _new_segment(self, use: Use, gap_class: int, above: bytes | None) -> Segment:
+        if not self._free_slots:
+            self._free_slots.append(len(self._segments))
+            self._segments.append(None)
+        segment = Segment(use, gap_class, above, self._free_slots.pop(), bucket_of(self._clock - use.clock))
+        self._segments[segment.slot] = segment
+        self._segments_at[use.clock].append(segment)
+        return segment
+
+    def _append(self, segment: Segment, block_ids: "array[int]") -> None:
+        if segment.gone:
+            # Who had lost them has computed them again.
+            self._forget_gone(segment)
         segment.num_blocks += len(block_ids)
         segment.end = block_ids[-1]
         segment.figures.unused[segment.bucket] += len(block_ids)
         _fill(self._slot_of, block_ids, segment.slot)
 
-    def _shrink(self, segment: Segment, num_blocks: int) -> None:
-        """Take the uppermost blocks away from a segment."""
-        segment.num_blocks -= num_blocks
-        segment.figures.unused[segment.bucket] -= num_blocks
-        if not segment.num_blocks:
-            self._free(segment)
-            self._forget(segment)
-
-    def _free(self, segment: Segment) -> None:
+    def _end(self, segment: Segment) -> None:
         """Let the slot of a segment without blocks go to another."""
         self._withdraw(segment)
         self._segments[segment.slot] = None
         self._free_slots.append(segment.slot)
+        self._rest(segment)
+
+    def _rest(self, segment: Segment) -> None:
+        """Remember a segment without blocks for what was evicted of it, if anything was."""
+        replaced = self._ghosts.add(segment) if segment.gone else segment
+        if replaced is not None:
+            self._num_gone -= len(replaced.gone)
+            self._forget(replaced)
+        self._limit_ghosts()
+
+    def _remember(self, segment: Segment, token_ids: "array[int]") -> None:
+        """Keep in mind what was evicted of a segment."""
+        gone = self._fingerprinter.of(token_ids)[::-1]
+        segment.gone.frombytes(gone.tobytes())
+        self._num_gone += len(gone)
+        self._limit_ghosts()
+        if self._num_gone > MAX_GONE_BLOCKS:
+            self._num_gone -= len(segment.gone)
+            segment.gone = array("I")
+
+    def _limit_ghosts(self) -> None:
+        """Forget what was evicted longest ago, if it is too much."""
+        while self._ghosts and (self._num_gone > MAX_GONE_BLOCKS or len(self._ghosts) > MAX_GHOSTS):
+            oldest = self._ghosts.take_oldest()
+            self._num_gone -= len(oldest.gone)
+            self._forget(oldest)
+
+    def _forget_gone(self, segment: Segment) -> None:
+        """Let what was evicted of a segment be as if it had never been there."""
+        self._ghosts.discard(segment)
+        segment.figures.unused[segment.bucket] -= len(segment.gone)
+        self._num_gone -= len(segment.gone)
+        segment.gone = array("I")
+        if not segment.num_blocks:
+            self._forget(segment)
 
     def _forget(self, segment: Segment) -> None:
-        """Let a segment get no older. The blocks that it has lost count as unused for as long as they were known."""
+        """Let a segment get no older. What was evicted of it counts as unused for as long as it was known."""
         segments = self._segments_at[segment.use.clock]
         segments.remove(segment)
         if not segments:
             del self._segments_at[segment.use.clock]
 
-    def _new_slot(self) -> int:
-        if self._free_slots:
-            return self._free_slots.pop()
-        self._segments.append(None)
-        return len(self._segments) - 1
-
     def _offer(self, block_id: int) -> None:
-        """Let the segment of a block wait for eviction, if the block is its end, unheld and the end of a leaf."""
+        """Let the segment of a block wait for eviction, if it can go."""
         segment = self._segment_of(block_id)
-        end = segment.end
-        if segment.cell is None and self._is_unheld[end] and self._tree.is_end_of_leaf(end):
+        if segment.cell is None and self._can_go(segment):
             self._wait(segment)
 
+    def _can_go(self, segment: Segment) -> bool:
+        return bool(self._is_unheld[segment.end]) and self._tree.is_end_of_leaf(segment.end)
+
     def _wait(self, segment: Segment) -> None:
-        figures, bucket = segment.figures, segment.bucket
-        cell = figures.cells.get(bucket)
-        if cell is None:
-            cell = figures.cells[bucket] = Cell(figures.scores[bucket])
+        cell = segment.figures.cell_of(segment.bucket)
         segment.cell = cell
         cell.num_waiting += 1
         heappush(cell.waiting, (segment.use.clock, segment.slot))
+        if len(cell.waiting) > 2 * cell.num_waiting + MIN_SWEPT_ENTRIES:
+            # Sorted is a heap, too.
+            cell.waiting = sorted({entry for entry in cell.waiting if self._waiting_segment(cell, entry) is not None})
         self._cells.place(cell)
 
     def _withdraw(self, segment: Segment) -> None:
@@ -290,18 +348,25 @@ class LearnedReuse(EvictionOrder):
             segment.cell = None
 
     def _move(self, segment: Segment) -> None:
+        """Let a segment that waits do so where it belongs now."""
         if segment.cell is not None:
             self._withdraw(segment)
             self._wait(segment)
 
     def _front(self, cell: Cell) -> Segment:
         """Return the segment of a cell, which is not empty, that was used longest ago."""
-        while True:
-            clock, slot = cell.waiting[0]
-            segment = self._segments[slot]
-            if segment is not None and segment.cell is cell and segment.use.clock == clock:
-                return segment
+        while (segment := self._waiting_segment(cell, cell.waiting[0])) is None:
             heappop(cell.waiting)
+        return segment
+
+    def _waiting_segment(self, cell: Cell, entry: tuple[int, int]) -> Segment | None:
+        """Return the segment of an entry, if it still waits in the cell."""
+        clock, slot = entry
+        segment = self._segments[slot]
+        return segment if segment is not None and segment.cell is cell and segment.use.clock == clock else None
+
+    def _segments_of(self, use: Use) -> list[Segment]:
+        return [segment for segment in self._segments_at.get(use.clock, ()) if segment.use is use]
 
     def _segment_of(self, block_id: int) -> Segment:
         segment = self._segments[self._slot_of[block_id]]
@@ -310,50 +375,22 @@ class LearnedReuse(EvictionOrder):
 
     def _runs(self, block_ids: "array[int]") -> Iterator[tuple[int, int]]:
         """Yield where the parts of block_ids begin and end that are of one segment each."""
-        if len(block_ids) <= 1:
-            return iter([(0, 1)] if block_ids else [])
+        if not block_ids:
+            return iter(())
         slots = _view(self._slot_of)[_view(block_ids)]
         ends = [*(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(block_ids)]
         return zip([0, *ends[:-1]], ends, strict=True)
 
+    def _fingerprints(self, sequence: Sequence, start: int, end: int) -> Fingerprints:
+        block_size = self._tree.block_size
+        return self._fingerprinter.of(sequence.token_ids[start * block_size : end * block_size])
+
+    def _above(self, sequence: Sequence, index: int) -> bytes:
+        """Return the digest of the block above a sequence's block of number index."""
+        return self._digest_of(sequence, index - 1) if index else sequence.request.namespace
+
     def _unheld_view(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._is_unheld, np.uint8)
-
-
-class _CellQueue:
-    """The cells in which segments wait, the one of least score first."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, int, int], Cell]] = []
-        self._num_placed = 0
-
-    def place(self, cell: Cell) -> bool:
-        """Put a cell where its score and its front say, and return whether it was there already."""
-        clock, _ = cell.waiting[0]
-        if cell.place is not None and (cell.score, clock) == cell.place[:2]:
-            return True
-        self._num_placed += 1
-        cell.place = (cell.score, clock, self._num_placed)
-        heappush(self._heap, (cell.place, cell))
-        return False
-
-    def sort(self, tables: ReuseTables) -> None:
-        for figures in tables.classes.values():
-            for cell in figures.cells.values():
-                if cell.num_waiting:
-                    self.place(cell)
-
-    def least(self) -> Cell:
-        while True:
-            place, cell = self._heap[0]
-            if place is not cell.place:
-                heappop(self._heap)
-            elif not cell.num_waiting:
-                heappop(self._heap)
-                cell.place = None
-                cell.waiting.clear()
-            else:
-                return cell
 
 
 def _fill(of_block: "array[int]", block_ids: "array[int]", value: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.eviction.order import DigestOf, EvictionOrder
+from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 
@@ -77,22 +77,28 @@ class LeastRecentlyUsed(EvictionOrder):
 
     def discard_all(self, block_ids: "array[int]") -> None:
         """Let those blocks go that are here. None may be named twice."""
+        if len(block_ids) == 1:
+            self.discard(block_ids[0])
+            return
         self._num_blocks -= self.count(block_ids)
         self._entry_view()[_view(block_ids)] = -1
         self._clear_if_empty()
 
     # What blocks are used for makes no difference here.
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]", digest_of: DigestOf) -> None:
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         pass
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         pass
 
-    def reuse(self, sequence: Sequence, above: int, block_ids: "array[int]") -> None:
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         pass
 
-    def enter(self, sequence: Sequence, above: int, index: int, block_ids: "array[int]") -> None:
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        pass
+
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
         pass
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:

@@ -8,8 +8,8 @@ from radixserve.core.eviction.answer import Answer
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 
-# The chained digest of a path's block of that number; None if it is not full.
-DigestOf = Callable[[int], bytes | None]
+# The chained digest of a sequence's block of that number, which must be full.
+DigestOf = Callable[[Sequence, int], bytes]
 
 
 class EvictionOrder(Protocol):
@@ -53,20 +53,20 @@ class EvictionOrder(Protocol):
         """
         ...
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]", digest_of: DigestOf) -> None:
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child go on from where its parent is."""
 
-    def reuse(self, sequence: Sequence, above: int, block_ids: "array[int]") -> None:
-        """Let a sequence go on with cached blocks that it does not hold yet, behind a block that it has.
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence go on, from its block of number index, with cached blocks that it does not hold yet."""
 
-        above: that block; -1 if they are the first ones.
-        """
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence's blocks from number index on be cached."""
 
-    def enter(self, sequence: Sequence, above: int, index: int, block_ids: "array[int]") -> None:
-        """Let a sequence's blocks from number index on be cached, behind a block that is. above: as in reuse."""
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
+        """Let a sequence's part-filled block be cached."""
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         """Take in how the answer of a sequence ended."""

@@ -6,13 +6,14 @@ they are known of. The score is a Gittins index: the most uses again per request
 over all times at which one might stop to wait for it (Gittins 1979).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from radixserve.core.eviction.gaps import BUCKET_STARTS, NUM_BUCKETS, NUM_GAP_CLASSES, NUM_LENGTHS
+from radixserve.core.eviction.cells import Cell
+from radixserve.core.eviction.gaps import BUCKET_STARTS, NUM_BUCKETS, NUM_GAP_CLASSES, UNKNOWN_ANSWER, kind_of
 
 Table = npt.NDArray[np.float64]
 
@@ -27,20 +28,6 @@ _WIDTHS = np.diff(BUCKET_STARTS)
 
 
 @dataclass(slots=True, eq=False)
-class Cell:
-    """The segments of one class and one bucket of age that can be evicted; all have the same score.
-
-    waiting: clock and slot of each, as a heap; some have left since. num_waiting: those that have not.
-    place: that of the cell in the order of cells, if it has one.
-    """
-
-    score: float
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    num_waiting: int = 0
-    place: tuple[float, int, int] | None = None
-
-
-@dataclass(slots=True, eq=False)
 class ClassFigures:
     """What is known of one class of uses, for each bucket of gaps.
 
@@ -51,6 +38,13 @@ class ClassFigures:
     events: Table = field(default_factory=lambda: np.zeros(NUM_BUCKETS))
     unused: Table = field(default_factory=lambda: np.zeros(NUM_BUCKETS))
     cells: dict[int, Cell] = field(default_factory=dict)
+
+    def cell_of(self, bucket: int) -> Cell:
+        """Return the cell of a bucket of ages."""
+        cell = self.cells.get(bucket)
+        if cell is None:
+            cell = self.cells[bucket] = Cell(self.scores[bucket])
+        return cell
 
 
 def scores_of(hazards: Table) -> Table:
@@ -91,6 +85,11 @@ class ReuseTables:
             figures = self.classes[number] = ClassFigures(self._scores_by_gap.get(gap_class, _PRIOR_SCORES))
         return figures
 
+    def cells(self) -> Iterator[Cell]:
+        """Yield all cells that are not empty."""
+        for figures in self.classes.values():
+            yield from (cell for cell in figures.cells.values() if cell.num_waiting)
+
     @property
     def is_time_to_learn(self) -> bool:
         """Whether enough has come since the last time, which is a few requests at first."""
@@ -110,7 +109,7 @@ class ReuseTables:
         weight = max(PRIOR_WEIGHT * self._num_blocks / self._num_requests, 1.0)
         gap_classes = [number % NUM_GAP_CLASSES for number in numbers]
         answers = [number // NUM_GAP_CLASSES for number in numbers]
-        kinds = [answer // NUM_LENGTHS for answer in answers]
+        kinds = [kind_of(answer) for answer in answers]
         everything = _hazards(events, unused, [0] * len(numbers), _PRIOR, weight)
         hazards = everything
         for groups in (kinds, answers, numbers):
@@ -121,7 +120,7 @@ class ReuseTables:
         self._scores_by_gap = dict(zip(gap_classes, scores_by_gap, strict=True))
         for index, figures in enumerate(self.classes.values()):
             # How an answer ends that is not known yet, or never will be, has nothing to tell.
-            figures.scores = scores[index] if answers[index] else scores_by_gap[index]
+            figures.scores = scores_by_gap[index] if answers[index] == UNKNOWN_ANSWER else scores[index]
             for bucket, cell in figures.cells.items():
                 cell.score = figures.scores[bucket]
 

@@ -1,8 +1,10 @@
 """One request on its path, and what is left of the blocks that it was the last to use."""
 
+from array import array
 from dataclasses import dataclass, field
 
-from radixserve.core.eviction.reuse_tables import Cell, ClassFigures, ReuseTables
+from radixserve.core.eviction.cells import Cell
+from radixserve.core.eviction.reuse_tables import ClassFigures, ReuseTables
 
 
 @dataclass(slots=True, eq=False)
@@ -26,18 +28,26 @@ class Use:
 class Segment:
     """Blocks that follow one another in the tree, which one use was the last to use, with one class of gaps before it.
 
-    slot: what its blocks know it by. bucket: that of its age. end: the deepest block. num_gone: how many below it were
-    evicted since. cell: where it waits for eviction; None while its end is held, or something is known to follow it.
+    above: the digest of the block above them; the namespace if there is none; None for a tail, which is not remembered.
+    slot: what the blocks know it by. bucket: that of its age. end: the deepest block. gone: fingerprints of those below
+    it that were evicted since, the deepest first. cell: where it waits for eviction; None while its end is held, or
+    something is known to follow it.
     """
 
     use: Use
     gap_class: int
+    above: bytes | None
     slot: int
     bucket: int
     end: int = -1
     num_blocks: int = 0
-    num_gone: int = 0
+    gone: "array[int]" = field(default_factory=lambda: array("I"))
     cell: Cell | None = None
+
+    @property
+    def num_unused(self) -> int:
+        """How many blocks may be used again, be it too late."""
+        return self.num_blocks + len(self.gone)
 
     @property
     def figures(self) -> ClassFigures:
