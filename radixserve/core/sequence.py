@@ -37,6 +37,7 @@ class Request:
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
+    tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class Request:
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
+    tool_call_begin: str | None = None
 
     @property
     def tenant(self) -> str | None:

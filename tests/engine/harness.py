@@ -39,6 +39,7 @@ class Harness:
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
+        cache_type: type[KVCache] = KVCache,
         eviction_policy: EvictionPolicy = "lru",
         **stub: Any,
     ) -> None:
@@ -48,7 +49,7 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(num_blocks, block_size, prefix_cache=prefix_cache, eviction_policy=eviction_policy),
+            cache_type(num_blocks, block_size, prefix_cache=prefix_cache, eviction_policy=eviction_policy),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -80,12 +81,14 @@ class Harness:
         *,
         namespace: bytes = b"",
         priority: int = 0,
+        tool_call_begin: str | None = None,
     ) -> str:
         """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
         self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace, priority))
+        packed_ids = array("i", prompt).tobytes()
+        self.core.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin))
         return request_id
 
     def step(self) -> None:
