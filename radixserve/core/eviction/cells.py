@@ -20,13 +20,18 @@ class Cell:
     num_waiting: int = 0
     place: tuple[float, int, int] | None = None
 
+    def clear(self) -> None:
+        """Give up the place of a cell that is empty."""
+        self.place = None
+        self.waiting.clear()
+
 
 class CellOrder:
     """The cells that are not empty, the least score first, and of equal ones the one with the oldest front."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int, int], Cell]] = []
-        self._num_cells = 0
+        self._max_entries = MIN_SWEPT_ENTRIES
         self._num_placed = 0
 
     def place(self, cell: Cell) -> bool:
@@ -34,13 +39,11 @@ class CellOrder:
         clock, _ = cell.waiting[0]
         if cell.place is not None and (cell.score, clock) == cell.place[:2]:
             return True
-        self._num_cells += cell.place is None
         self._num_placed += 1
         cell.place = (cell.score, clock, self._num_placed)
         heappush(self._heap, (cell.place, cell))
-        if len(self._heap) > 2 * self._num_cells + MIN_SWEPT_ENTRIES:
-            self._heap = [(place, placed) for place, placed in self._heap if place is placed.place]
-            heapify(self._heap)
+        if len(self._heap) > self._max_entries:
+            self._sweep()
         return False
 
     def least(self) -> Cell:
@@ -51,6 +54,13 @@ class CellOrder:
                 return cell
             heappop(self._heap)
             if place is cell.place:
-                cell.place = None
-                cell.waiting.clear()
-                self._num_cells -= 1
+                cell.clear()
+
+    def _sweep(self) -> None:
+        """Drop the entries of cells that are empty or have another place now."""
+        for place, cell in self._heap:
+            if place is cell.place and not cell.num_waiting:
+                cell.clear()
+        self._heap = [(place, cell) for place, cell in self._heap if place is cell.place]
+        heapify(self._heap)
+        self._max_entries = 2 * len(self._heap) + MIN_SWEPT_ENTRIES
