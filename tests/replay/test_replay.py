@@ -12,7 +12,7 @@ from radixserve.core.sequence import Sequence as CachedSequence
 from radixserve.errors import ConfigError
 from radixserve.replay import replay as replay_module
 from radixserve.replay.optimum import look_ahead
-from radixserve.replay.replay import replay
+from radixserve.replay.replay import POLICIES, replay
 from radixserve.replay.report import measure
 from radixserve.replay.trace import EndedAnswer, Trace
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -27,9 +27,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_byte_tokenizer(Path(tmp_path_factory.mktemp("tokenizer")))
 
 
-# What learned-reuse remembers of evicted blocks goes by the tree's nodes, and a prompt computed in chunks makes others.
-@pytest.mark.parametrize(("policy", "num_batched_tokens"), [("lru", 8), ("lru", 64), ("learned-reuse", 64)])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_blocks", [24, 40, 4000])
+@pytest.mark.parametrize("num_batched_tokens", [8, 64])
 def test_the_engine_and_the_replay_count_the_same_hits(
     tokenizer: Tokenizer, policy: EvictionPolicy, num_blocks: int, num_batched_tokens: int
 ) -> None:
