@@ -50,10 +50,6 @@ class BlockPool:
         """How many of the blocks nobody holds."""
         return self._cached.count(block_ids)
 
-    def cached_ids(self) -> list[int]:
-        """The blocks that eviction may take."""
-        return list(self._cached)
-
     def take(self) -> int:
         """Give out a free block to one sequence. There must be a free one."""
         block_id = self._free.pop()

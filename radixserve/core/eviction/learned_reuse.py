@@ -64,9 +64,6 @@ class LearnedReuse(EvictionOrder):
     def __contains__(self, block_id: int) -> bool:
         return bool(self._is_unheld[block_id])
 
-    def __iter__(self) -> Iterator[int]:
-        return (block_id for block_id, is_unheld in enumerate(self._is_unheld) if is_unheld)
-
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""
         return int(np.count_nonzero(self._unheld_view()[_view(block_ids)]))
@@ -167,16 +164,18 @@ class LearnedReuse(EvictionOrder):
     def remove(self, removal: Removal, *, is_eviction: bool) -> None:
         """Take in what the tree has forgotten."""
         block_ids = removal.block_ids
-        segment = self._segment_of(block_ids[0])
+        # Eviction takes blocks of one segment, a reset whole runs.
+        for start, end in reversed(list(self._runs(block_ids))):
+            segment = self._segment_of(block_ids[start])
+            segment.num_blocks -= end - start
+            segment.end = block_ids[start - 1] if start else removal.end
+            if not is_eviction:
+                segment.figures.unused[segment.bucket] -= end - start
+            elif segment.above is not None:
+                self._remember(segment, removal.token_ids)
+            if not segment.num_blocks:
+                self._end(segment)
         _fill(self._slot_of, block_ids, -1)
-        segment.num_blocks -= len(block_ids)
-        segment.end = removal.end
-        if not is_eviction:
-            segment.figures.unused[segment.bucket] -= len(block_ids)
-        elif segment.above is not None:
-            self._remember(segment, removal.token_ids)
-        if not segment.num_blocks:
-            self._end(segment)
         if removal.is_end_of_leaf:
             self._offer(removal.end)
 

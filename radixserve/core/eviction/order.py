@@ -1,7 +1,7 @@
 """The seam between the cache and a policy of eviction."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from radixserve.core.eviction.answer import Answer
@@ -21,10 +21,6 @@ class EvictionOrder(Protocol):
     def __len__(self) -> int: ...
 
     def __contains__(self, block_id: int) -> bool: ...
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the blocks, in no order."""
-        ...
 
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""

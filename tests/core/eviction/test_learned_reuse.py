@@ -14,7 +14,7 @@ from radixserve.core.eviction.answer import Answer
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.sequence import Sequence
-from tests.core.driver import make_sequence
+from tests.core.driver import Driver, make_sequence
 from tests.core.eviction.reference import Path, Reference, ReferenceUse
 
 EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
@@ -199,3 +199,15 @@ def test_what_is_remembered_is_bounded(num_tenants: int, monkeypatch: pytest.Mon
         if number >= 500 and number % 20 == 0:
             sizes.append(len(pickle.dumps(cache)))
     assert max(sizes[25:]) < 1.25 * max(sizes[:25])
+
+
+def test_a_reset_leaves_nothing_of_runs_that_two_requests_were_the_last_to_use_in_part() -> None:
+    driver = Driver(num_blocks=8, block_size=1)
+    sizes = []
+    for _ in range(600):
+        driver.run((0, 1, 2, 3, 4, 5))
+        # A hit inside a run does not split it.
+        driver.run((0, 1, 2))
+        assert driver.cache.reset() == (6, 0)
+        sizes.append(len(pickle.dumps(driver.cache)))
+    assert max(sizes[300:]) < 1.1 * max(sizes[:300])
