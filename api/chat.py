@@ -26,12 +26,13 @@ from radixserve.api.responses import (
 )
 from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
 from radixserve.api.service import HeadFields, Service
-from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use, template_tools
+from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
+from radixserve.tokenizer.tools import template_tools
 
 
 async def chat_completions(request: Request) -> GenerationResponse:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixserve.tokenizer.messages import Message
+from radixserve.tokenizer.tools import Tool
 
 
 class StreamOptions(msgspec.Struct):
@@ -12,22 +13,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class ToolFunction(msgspec.Struct):
-    """A function that the model may call. parameters: a JSON schema of an object."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(msgspec.Struct):
-    """A tool; functions are the only type that is taken."""
-
-    type: str
-    function: ToolFunction | None = None
 
 
 class FunctionName(msgspec.Struct):

@@ -10,8 +10,9 @@ from radixserve.api.options import namespace_of
 from radixserve.api.prompts import check_token_ids
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
-from radixserve.api.tools import check_tools, template_tools
+from radixserve.api.tools import check_tools
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.tools import template_tools
 
 
 async def tokenize(request: Request) -> Response:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from radixserve.api.requests import ToolFunction
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.grammar import Grammar
 from radixserve.tokenizer.hermes import CALL_BEGIN, CALL_END
+from radixserve.tokenizer.tools import ToolFunction
 
 # Without an end, a weak model might call tools until its context is full.
 MAX_CALLS = 8

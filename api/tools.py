@@ -1,20 +1,17 @@
 """The tools of a request, checked: what the prompt says of them, and how the model may call them."""
 
-import re
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from radixserve.api.requests import GenerationRequest, NamedToolChoice, Tool, ToolFunction
+from radixserve.api.requests import GenerationRequest, NamedToolChoice
 from radixserve.api.tool_grammar import check_tool_grammar, tool_grammar
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN, CALL_END
 from radixserve.tokenizer.tokenizer import Tokenizer
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+from radixserve.tokenizer.tools import Tool, ToolFunction, check_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +83,8 @@ def check_tools(tools: list[Tool] | None, choice: str | NamedToolChoice | None) 
 
     Raises InvalidRequest with the field as param.
     """
-    functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
+    functions = check_functions(tools or [])
     names = [function.name for function in functions]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise InvalidRequest(f"tools has two functions named {repeated[0]!r}", param="tools")
     only = _named_tool(choice)
     if only is None and choice not in (None, "none", "auto", "required"):
         raise InvalidRequest("tool_choice must be none, auto, required or a named function", param="tool_choice")
@@ -98,14 +93,6 @@ def check_tools(tools: list[Tool] | None, choice: str | NamedToolChoice | None) 
     if only is not None and only not in names:
         raise InvalidRequest(f"tool_choice names {only!r:.100}; the tools are {', '.join(names)}", param="tool_choice")
     return [] if choice == "none" else functions
-
-
-def template_tools(functions: list[ToolFunction]) -> list[dict[str, Any]] | None:
-    """Return functions as chat templates take them; None if there are none.
-
-    All go into the prompt, whichever the answer has to call: so requests with other choices share the prefix.
-    """
-    return [{"type": "function", "function": _template_function(function)} for function in functions] or None
 
 
 def check_tool_format(tool_call_parser: str, tokenizer: Tokenizer) -> None:
@@ -119,22 +106,6 @@ def check_tool_format(tool_call_parser: str, tokenizer: Tokenizer) -> None:
         )
 
 
-def _function(tool: Tool, path: str) -> ToolFunction:
-    if tool.type != "function" or tool.function is None:
-        raise InvalidRequest(
-            f'{path} must be {{"type": "function", "function": {{...}}}}; other types are not supported', param="tools"
-        )
-    function = tool.function
-    if not _NAME.fullmatch(function.name):
-        raise InvalidRequest(
-            f"{path}.function.name is {function.name!r:.100}; it must be 1 to 64 letters, digits, _ or -", param="tools"
-        )
-    schema = function.parameters or {}
-    if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
-        raise InvalidRequest(f"{path}.function.parameters must be a JSON schema of type object", param="tools")
-    return function
-
-
 def _named_tool(choice: str | NamedToolChoice | None) -> str | None:
     if not isinstance(choice, NamedToolChoice):
         return None
@@ -144,9 +115,3 @@ def _named_tool(choice: str | NamedToolChoice | None) -> str | None:
             param="tool_choice",
         )
     return choice.function.name
-
-
-def _template_function(function: ToolFunction) -> dict[str, Any]:
-    described = {} if function.description is None else {"description": function.description}
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    return {"name": function.name, **described, "parameters": parameters}

@@ -48,6 +48,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
+    public_prefixes: Annotated[
+        str | None, _described("JSON file of system prompts that all tenants share the K/V of")
+    ] = None
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
     log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"
 
@@ -89,6 +92,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{' and '.join(given)} set the same thing; give one of them")
         if self.gpu_memory_utilization is not None and self.device == "cpu":
             raise ConfigError("--gpu-memory-utilization needs a GPU; with --device cpu give --kv-cache-memory")
+        if self.public_prefixes is not None and self.no_prefix_cache:
+            raise ConfigError(
+                "--public-prefixes needs the cache that --no-prefix-cache turns off; leave one of them out"
+            )
         for entry in self.api_key:
             split_api_key(entry)
 

@@ -3,7 +3,7 @@
 A frame is a 4-byte little-endian length and that many bytes of msgpack. Token ids travel as packed int32. The sender
 of a message gives it away: nothing in a message is changed afterwards.
 
-API -> engine:   AddRequest | Abort | Control
+API -> engine:   StartEngine, then AddRequest | Abort | Control
 engine -> API:   EngineReady, then StepOutput | ControlReply; or EngineFailed, and the end
 """
 
@@ -12,11 +12,22 @@ from typing import Literal
 import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.config import EngineConfig
 from radixserve.errors import InvalidRequest, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 FailureKind = Literal["invalid_request", "queue_full", "internal_error"]
+
+
+class StartEngine(msgspec.Struct, frozen=True, tag="start"):
+    """Load a model; the first message, sent once.
+
+    public_prefixes: beginnings of prompts that all tenants share, each as int32 in native order, of whole blocks.
+    """
+
+    config: EngineConfig
+    public_prefixes: list[bytes]
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):

@@ -6,7 +6,7 @@ from typing import Any
 from radixserve.config import EngineConfig
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
-from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
 from radixserve.engine.client import EngineClient
 from radixserve.engine.core import EngineCore
 from radixserve.engine.in_process import InProcessClient
@@ -45,6 +45,7 @@ def stub_engine(
             num_blocks,
             settings.block_size,
             prefix_cache=not settings.no_prefix_cache,
+            public_prefixes=load_public_prefixes(settings, tokenizer),
             eviction_policy=settings.eviction_policy,
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

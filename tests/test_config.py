@@ -20,6 +20,11 @@ def test_the_cache_is_sized_by_one_setting_only(pair: tuple[str, str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in str(caught.value) for name in pair)
 
 
+def test_public_prefixes_need_a_cache() -> None:
+    with pytest.raises(ConfigError, match="--public-prefixes needs the cache that --no-prefix-cache turns off"):
+        EngineConfig(public_prefixes="prefixes.json", no_prefix_cache=True)
+
+
 @pytest.mark.parametrize(
     ("entry", "tenant", "key"),
     [("plain", None, "plain"), ("acme=first", "acme", "first"), ("acme=c2VjcmV0Cg==", "acme", "c2VjcmV0Cg==")],

@@ -68,6 +68,20 @@ def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
     assert second.answers == first.answers
 
 
+def test_public_prefixes_are_a_setting_here_too_and_change_no_answer(llm: LLM, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prefixes.json"
+    common = "the beginning of all prompts, "
+    prompts = [common + end for end in ("one", "two")]
+    with pytest.raises(ConfigError, match=r"prefixes\.json cannot be read"):
+        LLM(str(model), num_kv_blocks=32, public_prefixes=str(file))
+    file.write_text('[{"prompt": "the beginning of all prompts"}]')
+    with LLM(str(model), num_kv_blocks=32, max_num_seqs=8, public_prefixes=str(file)) as other:
+        results = [other.generate(prompt, GREEDY, show_progress=False)[0] for prompt in (*prompts, prompts[0])]
+    assert [result.num_cached_tokens for result in results] == [0, len(common), len(prompts[0]) - 1]
+    for prompt, result in zip(prompts, results, strict=False):
+        assert result.answers == llm.generate(prompt, GREEDY, show_progress=False)[0].answers
+
+
 def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(llm: LLM, model: Path) -> None:
     prompt = torch.randint(0, 256, (2 * 16 + 5,), generator=torch.Generator().manual_seed(2)).tolist()
     scoring = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)

@@ -27,6 +27,7 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "block_size",
         "eviction_policy",
         "no_prefix_cache",
+        "public_prefixes",
     ),
     "scheduling": (
         "schedule_policy",
@@ -64,6 +65,7 @@ ENVIRONMENT_HELP = (
 _METAVARS = {
     "chat_template": "FILE",
     "kv_cache_memory": "SIZE",
+    "public_prefixes": "FILE",
     "gpu_memory_utilization": "SHARE",
     "request_timeout": "SECONDS",
     "shutdown_timeout": "SECONDS",

@@ -46,7 +46,9 @@ class Admission:
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            namespace, digest = sequence.request.namespace, self._cache.next_digest(sequence, len(match.block_ids))
+            num_found = len(match.block_ids)
+            digest = self._cache.next_digest(sequence, num_found)
+            namespace = self._cache.namespace_of(sequence, num_found)
             # One that scores its prompt computes the block in any case.
             can_wait = match.num_tokens < sequence.num_reusable_tokens
             if digest is not None and (namespace, digest) in being_computed and can_wait:
@@ -87,4 +89,5 @@ class Admission:
 
         The namespace is in the digest already; but a digest can be forged, and must not delay another tenant.
         """
-        return sequence.request.namespace, self._cache.next_digest(sequence, sequence.num_committed_blocks)
+        num_blocks = sequence.num_committed_blocks
+        return self._cache.namespace_of(sequence, num_blocks), self._cache.next_digest(sequence, num_blocks)

@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
-from radixserve.core.namespace import tenant_of
+from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.public_prefixes import CachePath, PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import CacheStats, TenantStats
@@ -51,6 +53,8 @@ class KVCache:
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit.
     digest finds blocks; it may collide, as token ids are compared before a block is shared.
+    public_prefixes: token ids, each of whole blocks. The blocks of the longest one that a prompt begins with are shared
+    by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
     """
 
     def __init__(
@@ -60,10 +64,12 @@ class KVCache:
         *,
         prefix_cache: bool = True,
         eviction_policy: EvictionPolicy = "lru",
+        public_prefixes: Iterable[Tokens[int]] = (),
         digest: BlockDigest = xxh3_digest,
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
+        self._public_prefixes = PublicPrefixes(public_prefixes, block_size)
         self._digest = digest
         self._tree = RadixTree(num_blocks, block_size, digest)
         self._order: EvictionOrder
@@ -188,6 +194,10 @@ class KVCache:
             return None
         return self._digest_of(sequence, num_blocks)
 
+    def namespace_of(self, sequence: Sequence, num_blocks: int) -> bytes:
+        """Return the namespace of the block behind a sequence's first num_blocks."""
+        return self._path(sequence).namespace_of(num_blocks)
+
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies queued since the last call. Their sources are held until end_step."""
         copies = list(self._queued_copies.values())
@@ -201,7 +211,7 @@ class KVCache:
         self._sources.clear()
 
     def record_query(self, tenant: str | None, num_queried_tokens: int, num_hit_tokens: int) -> None:
-        """Count the tokens of a tenant's new request, and those of them that were found."""
+        """Count the tokens of a tenant's new request, and those of them that were found, public ones too."""
         for counts in (self._counts, self._counts_of[tenant]):
             counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
 
@@ -213,7 +223,7 @@ class KVCache:
         self._order.record_answer(sequence, answer)
 
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
-        """Forget every cached block of a tenant, or of all tenants if None is given.
+        """Forget every cached block of a tenant, or of all tenants, and all public ones, if None is given.
 
         Returns how many were dropped, and how many stay findable as they are in use.
         """
@@ -249,11 +259,15 @@ class KVCache:
     def tenant_stats(self, tenant: str | None, running: Iterable[Sequence], num_waiting: int) -> TenantStats:
         """Return the counters and gauges of one tenant, whose sequences are running and num_waiting more.
 
-        Takes time proportional to the blocks that it has in use. To be called between steps.
+        Public blocks are nobody's: they count for a tenant while its sequences hold them, as in use, and as what its
+        requests found. Takes time proportional to the blocks that it has in use. To be called between steps.
         """
         sequences = list(running)
         # A block in use is in the tree if and only if its holders have committed it.
-        num_findable = _num_distinct(sequence.block_table[: sequence.num_committed_blocks] for sequence in sequences)
+        num_findable = _num_distinct(
+            sequence.block_table[self._path(sequence).num_public_blocks : sequence.num_committed_blocks]
+            for sequence in sequences
+        )
         counts = self._counts_of.get(tenant, _TokenCounts())
         return TenantStats(
             block_size=self._block_size,
@@ -271,9 +285,7 @@ class KVCache:
         if not self._prefix_cache or max_tokens <= 0:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
-        return self._tree.find(
-            sequence.request.namespace, token_ids, lambda index: self._digest_of(sequence, index), known
-        )
+        return self._tree.find(self._path(sequence), token_ids, lambda index: self._digest_of(sequence, index), known)
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         pool, tree = self._pool, self._tree
@@ -349,10 +361,11 @@ class KVCache:
         if num_blocks > 1:
             # Whoever holds a block holds those above it, so the unheld ones come last.
             num_blocks = self._pool.count_cached(self._tree.last_blocks(block_id, min(num_blocks, max_blocks)))
-        counts_of_tenant = self._counts_of[self._tree.tenant_of(block_id)]
-        removal = self._remove(block_id, num_blocks, is_eviction=True)
-        for counts in (self._counts, counts_of_tenant):
-            counts.add(num_evicted=len(removal.token_ids))
+        namespace = self._tree.namespace_of(block_id)
+        num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
+        self._counts.add(num_evicted=num_tokens)
+        if not is_public(namespace):
+            self._counts_of[tenant_of(namespace)].add(num_evicted=num_tokens)
 
     def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
         removal = self._tree.remove(block_id, num_blocks)
@@ -363,6 +376,9 @@ class KVCache:
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
         table, first = sequence.block_table, sequence.num_committed_blocks
+        num_public = self._path(sequence).num_public_blocks
+        if first < num_public:
+            num_full = min(num_full, num_public)
         token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
         digest = self._digest_of(sequence, first)
         place = self._place(sequence)
@@ -417,15 +433,25 @@ class KVCache:
     def _place(self, sequence: Sequence) -> Place:
         num_blocks = sequence.num_committed_blocks
         digest = self._digest_of(sequence, num_blocks - 1) if num_blocks else b""
-        return self._tree.place(sequence.request.namespace, sequence.block_table, num_blocks, digest)
+        return self._tree.place(self._path(sequence), sequence.block_table, num_blocks, digest)
+
+    def _path(self, sequence: Sequence) -> CachePath:
+        request = sequence.request
+        if request.path is None:
+            # Of the prompt alone, so that a sequence keeps its path while its answer grows.
+            prompt = sequence.token_ids[: request.num_prompt_tokens]
+            request.path = self._public_prefixes.path_of(request.namespace, prompt)
+        return request.path
 
     def _digest_of(self, sequence: Sequence, index: int) -> bytes:
         """Return the chained digest of a sequence's block, which must be full."""
-        digests = sequence.digests
+        digests, path = sequence.digests, self._path(sequence)
         while len(digests) <= index:
             start = len(digests) * self._block_size
             block = sequence.token_ids[start : start + self._block_size].tobytes()
-            parent = digests[-1] if digests else self._digest(b"", sequence.request.namespace)
+            parent = digests[-1] if digests else b""
+            if len(digests) in (0, path.num_public_blocks):
+                parent = self._digest(parent, path.namespace_of(len(digests)))
             digests.append(self._digest(parent, block))
         return digests[index]
 

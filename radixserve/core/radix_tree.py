@@ -1,7 +1,9 @@
 """The radix tree: which block holds the K/V of which prefix.
 
-One root for each namespace. A node is a *run*, blocks that follow one another without a branch, or a *tail*, the
-part-filled last block of an ended sequence, always a leaf. The tree knows tokens and block ids, and nothing of holders.
+A node is a *run*, blocks that follow one another without a branch, or a *tail*, the part-filled last block of an ended
+sequence, always a leaf. Each namespace has a root, and one more behind each end of a public prefix that it goes on
+from. What lies below one root is looked for apart from all else. The tree knows tokens and block ids, and nothing of
+holders.
 """
 
 from array import array
@@ -15,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from radixserve.core.namespace import tenant_of
+from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.public_prefixes import CachePath
 
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
 MAX_CANDIDATES = 8
@@ -75,13 +78,15 @@ class CachedRun(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A root (no parent, no blocks), a run, or a tail (no digest, fewer tokens than a block).
+    """A root (no blocks), a run, or a tail (no digest, fewer tokens than a block).
 
-    number: names the node in the tree; a root has none. num_blocks_above: blocks on the path from the root.
+    parent: of a root None, or the public run at whose end it is. number: names the node in the tree; a root has none.
+    num_blocks_above: blocks on the path to the node.
     digest: the chained one of the first block; those of a run's other blocks follow from its tokens.
     children: runs by their digest. by_first_token: runs and tails by their first block, newest last.
     num_removals: how often the last block was taken off; the path to the node stays as it is for as long as the node.
-    height: nodes on the longest way down, itself included. heights: how many nodes right below have which.
+    height: runs and tails on the longest way down, itself included. heights: how many right below have which, the
+    roots among them too.
     """
 
     namespace: bytes
@@ -94,21 +99,26 @@ class Node:
     num_removals: int = 0
     children: dict[bytes, "Node"] = field(default_factory=dict)
     by_first_token: dict[int, dict[int, "Node"]] = field(default_factory=dict)
-    height: int = 1
+    height: int = 0
     heights: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_tail(self) -> bool:
         """Whether this is a part-filled block."""
-        return not self.digest and self.parent is not None
+        return not self.digest and not self.is_root
+
+    @property
+    def is_root(self) -> bool:
+        """Whether a namespace begins here."""
+        return self.number < 0
 
     @property
     def is_leaf(self) -> bool:
-        """Whether neither runs nor tails follow."""
-        return not self.by_first_token
+        """Whether nothing follows, in no namespace."""
+        return not self.heights
 
     def followers(self) -> Iterator["Node"]:
-        """All runs and tails right below."""
+        """All runs and tails right below, of the same namespace."""
         return (node for nodes in self.by_first_token.values() for node in nodes.values())
 
     def candidates(self, first_token: int) -> Iterator["Node"]:
@@ -119,7 +129,7 @@ class Node:
 class Place(NamedTuple):
     """A border between blocks: behind the first num_blocks blocks of a node's run. Any change ends its validity.
 
-    digest: the chained one of the block before it; at a root, which has none, it is not read.
+    digest: the chained one of the block before it; at a root without a parent, which has none, it is not read.
     """
 
     node: Node
@@ -136,7 +146,8 @@ class RadixTree:
         self.num_removals = 0
         self._digest = digest
         self._num_blocks_of = Counter[str | None]()
-        self._roots: dict[bytes, Node] = {}
+        # By the number of the public run that a root continues, and its namespace.
+        self._roots: dict[tuple[int, bytes], Node] = {}
         self._root_heights: dict[int, int] = {}
         self._nodes: dict[int, Node] = {}
         self._next_number = 0
@@ -150,22 +161,22 @@ class RadixTree:
 
     @property
     def depth(self) -> int:
-        """Nodes on the longest path, its root left out."""
-        return max(self._root_heights, default=1) - 1
+        """Nodes on the longest path, roots left out."""
+        return max(self._root_heights, default=0)
 
     def __contains__(self, block_id: int) -> bool:
         return self._owner[block_id] >= 0
 
-    def tenant_of(self, block_id: int) -> str | None:
-        """Return whose namespace a block of the tree is in."""
-        return tenant_of(self._node_of(block_id).namespace)
+    def namespace_of(self, block_id: int) -> bytes:
+        """Return the namespace that a block of the tree is in."""
+        return self._node_of(block_id).namespace
 
     def num_blocks_of(self, tenant: str | None) -> int:
-        """How many of the blocks are in namespaces of a tenant."""
+        """How many of the blocks are in namespaces of a tenant. Public ones are in none's."""
         return self._num_blocks_of[tenant]
 
     def find(
-        self, namespace: bytes, token_ids: Tokens, digest_of: Callable[[int], bytes], known: Match | None = None
+        self, path: CachePath, token_ids: Tokens, digest_of: Callable[[int], bytes], known: Match | None = None
     ) -> Match:
         """Return the longest prefix of token_ids that is in the tree. Changes nothing.
 
@@ -173,36 +184,53 @@ class RadixTree:
         known: what was found of these tokens, or of fewer, before. What of it still holds is not compared again.
         Below a branch only the newest entries are compared for a hit inside a block, so that part may fall short.
         """
-        size = self.block_size
         block_ids, node = self._still_known(known)
-        index = len(block_ids) - node.num_blocks_above if node is not None else 0
-        node = node or self._roots.get(namespace)
+        num_public = path.num_public_blocks
+        if len(block_ids) < num_public:
+            top = node or self._roots.get(_root_key(None, path.public))
+            # What follows the public blocks in their own namespace is another public prefix's.
+            match = self._descend(top, block_ids, token_ids[: num_public * self.block_size], digest_of)
+            if len(match.block_ids) < num_public:
+                return match
+            block_ids = match.block_ids
+        if len(block_ids) == num_public:
+            node = self._root(path.own, self._node_of(block_ids[-1]) if num_public else None, num_public)
+        return self._descend(node, block_ids, token_ids, digest_of)
+
+    def _descend(
+        self, node: Node | None, block_ids: "array[int]", token_ids: Tokens, digest_of: Callable[[int], bytes]
+    ) -> Match:
+        """Go on from a node, which block_ids end in, as far as the tokens of its namespace are those of token_ids."""
+        size = self.block_size
+        index = 0 if node is None else len(block_ids) - node.num_blocks_above
         while node is not None:
             rest = token_ids[len(block_ids) * size :]
             run = node
             if index == len(node.block_ids):
                 below = node.children.get(digest_of(len(block_ids))) if len(rest) >= size else None
                 if below is None:
-                    return self._match(node, block_ids, *self._find_inside(node, rest))
+                    return self._match(block_ids, *self._find_inside(node, rest))
                 run, index = below, 0
             num_common = _count_common(np.frombuffer(run.token_ids, np.int32)[index * size :], rest)
             if run is not node and num_common < size:
                 # An equal digest of other tokens.
-                return self._match(node, block_ids, *self._find_inside(node, rest))
+                return self._match(block_ids, *self._find_inside(node, rest))
             num_full, num_inside = divmod(num_common, size)
             block_ids += run.block_ids[index : index + num_full]
             index += num_full
             if index < len(run.block_ids):
-                return self._match(run, block_ids, num_inside, run.block_ids[index])
+                return self._match(block_ids, num_inside, run.block_ids[index])
             node = run
-        return Match(block_ids, 0, None, self.num_removals)
+        return self._match(block_ids, 0, None)
 
-    def place(self, namespace: bytes, block_ids: "array[int]", num_blocks: int, digest: bytes) -> Place:
+    def place(self, path: CachePath, block_ids: "array[int]", num_blocks: int, digest: bytes) -> Place:
         """Return where the first num_blocks of block_ids, a path of this tree, end. digest: that of the last one."""
-        if not num_blocks:
+        node = self._node_of(block_ids[num_blocks - 1]) if num_blocks else None
+        if node is None or num_blocks == path.num_public_blocks:
+            namespace = path.namespace_of(num_blocks)
+            root = self._root(namespace, node, num_blocks)
             # An empty namespace has no root; this one becomes it when something is added below.
-            return Place(self._roots.get(namespace) or Node(namespace, parent=None), 0, digest)
-        node = self._node_of(block_ids[num_blocks - 1])
+            return Place(root or Node(namespace, node, num_blocks_above=num_blocks), 0, digest)
         return Place(node, num_blocks - node.num_blocks_above, digest)
 
     def find_run(self, place: Place, digest: bytes, token_ids: "array[int]") -> "array[int]":
@@ -227,9 +255,9 @@ class RadixTree:
         node, index, _ = place
         if digest == self._digest_behind(place) if index < len(node.block_ids) else digest in node.children:
             return None
-        place = self._split(place)
+        place = self._open(place)
         node = place.node
-        if node.parent is not None and node.is_leaf:
+        if not node.is_root and node.is_leaf:
             node.token_ids += token_ids
             node.block_ids += block_ids
             self._own(node, block_ids)
@@ -240,7 +268,7 @@ class RadixTree:
 
     def add_tail(self, place: Place, token_ids: "array[int]", block_id: int) -> Place:
         """Add a part-filled block behind a place, and return the place as it is then."""
-        place = self._split(place)
+        place = self._open(place)
         self._add(place.node, token_ids, array("i", [block_id]), b"")
         return place
 
@@ -291,31 +319,39 @@ class RadixTree:
         for removed in block_ids:
             self._owner[removed] = -1
         if num_blocks == len(node.block_ids):
-            parent = node.parent
-            assert parent is not None
+            above = node.parent
+            if above is not None and above.is_root:
+                above = above.parent
             self._unlink(node)
-            end = parent.block_ids[-1] if parent.block_ids else -1
-            is_end_of_leaf = end >= 0 and parent.is_leaf
-            return Removal(block_ids, node.token_ids, end, is_end_of_leaf)
+            if above is None:
+                return Removal(block_ids, node.token_ids, -1, False)
+            return Removal(block_ids, node.token_ids, above.block_ids[-1], above.is_leaf)
         del node.block_ids[-num_blocks:]
         token_ids = node.token_ids[-num_blocks * self.block_size :]
         del node.token_ids[-len(token_ids) :]
         return Removal(block_ids, token_ids, node.block_ids[-1], True)
 
     def walk(self) -> Iterator[CachedRun]:
-        """Yield every node, each before those below it. Not to be continued after a change."""
-        for namespace, root in self._roots.items():
-            unseen = [(node, 1) for node in root.followers()]
+        """Yield every run and tail, each before those below it. Not to be continued after a change."""
+        roots_behind: dict[int, list[Node]] = {}
+        for (number, _), root in self._roots.items():
+            roots_behind.setdefault(number, []).append(root)
+        for top in roots_behind.get(-1, ()):
+            unseen = [(node, 1) for node in top.followers()]
             while unseen:
                 node, depth = unseen.pop()
                 num_tokens_above = node.num_blocks_above * self.block_size
-                yield CachedRun(namespace, depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
-                unseen.extend((other, depth + 1) for other in node.followers())
+                yield CachedRun(node.namespace, depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
+                for above in (node, *roots_behind.get(node.number, ())):
+                    unseen.extend((other, depth + 1) for other in above.followers())
 
-    def _match(self, node: Node, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
+    def _match(self, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
         num_tokens = len(block_ids) * self.block_size + num_inside
-        end = (node.number, node.num_removals)
-        return Match(block_ids, num_tokens, block_id if num_inside else None, self.num_removals, end)
+        match = Match(block_ids, num_tokens, block_id if num_inside else None, self.num_removals)
+        if not block_ids:
+            return match
+        node = self._node_of(block_ids[-1])
+        return match._replace(end=(node.number, node.num_removals))
 
     def _still_known(self, known: Match | None) -> tuple["array[int]", Node | None]:
         """Return the full blocks of an earlier match with the node of the last one, or none if they may be others."""
@@ -337,6 +373,11 @@ class RadixTree:
                 best, block_id = rank, other.block_ids[0]
         return best[0], block_id
 
+    def _root(self, namespace: bytes, above: Node | None, num_blocks_above: int) -> Node | None:
+        """Return the root of a namespace that begins behind so many blocks, the last one in the run above, if any."""
+        root = self._roots.get(_root_key(above, namespace))
+        return root if root is not None and root.num_blocks_above == num_blocks_above else None
+
     def _node_of(self, block_id: int) -> Node:
         return self._nodes[self._owner[block_id]]
 
@@ -344,15 +385,15 @@ class RadixTree:
         np.frombuffer(self._owner, np.int64)[np.frombuffer(block_ids, np.int32)] = node.number
 
     def _new_node(self, parent: Node, num_blocks_above: int, digest: bytes) -> Node:
-        node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest)
+        node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest, height=1)
         self._nodes[node.number] = node
         self._next_number += 1
         return node
 
     def _add(self, parent: Node, token_ids: "array[int]", block_ids: "array[int]", digest: bytes) -> None:
-        if parent.parent is None and parent.is_leaf:
-            self._roots[parent.namespace] = parent
-            _count(self._root_heights, parent.height, 1)
+        if parent.is_root and parent.is_leaf:
+            self._roots[_root_key(parent.parent, parent.namespace)] = parent
+            self._replace_height(parent.parent, None, parent.height)
         node = self._new_node(parent, parent.num_blocks_above + len(parent.block_ids), digest)
         node.token_ids += token_ids
         node.block_ids += block_ids
@@ -381,18 +422,28 @@ class RadixTree:
             del parent.by_first_token[node.token_ids[0]]
         del self._nodes[node.number]
         self._replace_height(parent, node.height, None)
-        if parent.parent is None:
-            if parent.is_leaf:
-                del self._roots[parent.namespace]
-                _count(self._root_heights, parent.height, -1)
-        elif len(parent.children) == 1 and sum(1 for _ in islice(parent.followers(), 2)) == 1:
-            self._merge(parent)
+        above: Node | None = parent
+        if parent.is_root and parent.is_leaf:
+            above = parent.parent
+            del self._roots[_root_key(above, parent.namespace)]
+            self._replace_height(above, parent.height, None)
+        if above is not None and not above.is_root and len(above.children) == 1 and sum(above.heights.values()) == 1:
+            self._merge(above)
 
     def _digest_behind(self, place: Place) -> bytes:
         """Return the chained digest of the block behind a place inside a run."""
         node, index, digest = place
         block = node.token_ids[index * self.block_size : (index + 1) * self.block_size]
         return self._digest(digest, block.tobytes())
+
+    def _open(self, place: Place) -> Place:
+        """Make a place one to add to, at the end of a node, and return it as it is then."""
+        root, _, digest = place
+        if root.is_root and root.parent is not None:
+            inside = Place(root.parent, root.num_blocks_above - root.parent.num_blocks_above, digest)
+            root.parent = self._split(inside).node
+            return place
+        return self._split(place)
 
     def _split(self, place: Place) -> Place:
         """End a run at a place, and return the place as it is then.
@@ -442,13 +493,18 @@ class RadixTree:
                 _count(heights, old, -1)
             if node is None:
                 return
-            old, new = node.height, max(heights, default=0) + 1
+            old, new = node.height, max(heights, default=0) + (not node.is_root)
             node.height = new
             node = node.parent
 
     def _count_blocks(self, node: Node, change: int) -> None:
         self.num_blocks += change
-        self._num_blocks_of[tenant_of(node.namespace)] += change
+        if not is_public(node.namespace):
+            self._num_blocks_of[tenant_of(node.namespace)] += change
+
+
+def _root_key(above: Node | None, namespace: bytes) -> tuple[int, bytes]:
+    return -1 if above is None else above.number, namespace
 
 
 def _count(counts: dict[int, int], key: int, change: int) -> None:

@@ -10,6 +10,7 @@ from radixserve.core.constraint import TokenConstraint
 from radixserve.core.eviction.use import Use
 from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
+from radixserve.core.public_prefixes import CachePath
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
@@ -38,6 +39,7 @@ class Request:
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
     tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
+    path: where its blocks lie; the KVCache says so once it is first asked.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Request:
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
     tool_call_begin: str | None = None
+    path: CachePath | None = None
 
     @property
     def tenant(self) -> str | None:

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from radixserve.errors import (
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import AddRequest, ControlCommand, ControlResult, Delta, EngineReady, EngineStats, Failure
 from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer
+from radixserve.tokenizer.public_prefixes import read_public_prefixes
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 EngineStatus = Literal["new", "loading", "ready", "restarting", "dead"]
@@ -42,6 +44,13 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     """Load the tokenizer of the configured model. Raises ConfigError."""
     template = None if config.chat_template is None else Path(config.chat_template)
     return Tokenizer.load(resolve_model_path(config.model), chat_template=template)
+
+
+def load_public_prefixes(config: EngineConfig, tokenizer: Tokenizer) -> "list[array[int]]":
+    """Return the token ids of the configured public prefixes, whole blocks each. Raises ConfigError."""
+    if config.public_prefixes is None:
+        return []
+    return read_public_prefixes(Path(config.public_prefixes), tokenizer, config.block_size)
 
 
 class _Stream:
@@ -89,13 +98,14 @@ class AsyncEngine:
     streams end with RequestFailed, the engine is started again, and calls in between raise EngineUnavailable; after
     three deaths in five minutes it stays down. Lost requests are not sent again.
 
-    make_client: makes the engine behind this one, anew after each death. tokenizer: the model's, if it is loaded.
+    make_client: makes the engine behind this one, anew after each death; left out, one in a process of its own.
+    tokenizer: the model's, if it is loaded. Raises ConfigError.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        make_client: Callable[[EngineConfig], EngineClient] = ProcessClient,
+        make_client: Callable[[EngineConfig], EngineClient] | None = None,
         *,
         tokenizer: Tokenizer | None = None,
     ) -> None:
@@ -103,6 +113,9 @@ class AsyncEngine:
         self.tokenizer = tokenizer or load_tokenizer(config)
         self.status: EngineStatus = "new"
         self.stats: EngineStats | None = None
+        if make_client is None:
+            # Read once: an engine that is started again has the same prefixes, whatever has become of the file.
+            make_client = partial(ProcessClient, public_prefixes=load_public_prefixes(config, self.tokenizer))
         self._make_client = make_client
         self._client: EngineClient | None = None
         self._is_draining = False

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from array import array
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +29,7 @@ from radixserve.protocol import (
     EngineFailed,
     EngineMessage,
     EngineReady,
+    StartEngine,
     StepOutput,
 )
 
@@ -65,9 +68,10 @@ class EngineClient(Protocol):
 class ProcessClient:
     """An engine in a process of its own, so that its steps and the API's event loop never wait for one GIL."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, public_prefixes: "Iterable[array[int]]" = ()) -> None:
         # The keys of the API's callers are none of the engine's business.
-        self._config = msgspec.structs.replace(config, api_key=())
+        own = msgspec.structs.replace(config, api_key=())
+        self._first_message = StartEngine(own, [prefix.tobytes() for prefix in public_prefixes])
         self._frames = FrameReader()
         self._bodies: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
@@ -103,7 +107,7 @@ class ProcessClient:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(encode_frame(self._config))
+        self._writer.write(encode_frame(self._first_message))
         match await self._receive():
             case EngineReady() as ready:
                 self._is_loaded = True

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from radixserve.config import EngineConfig
-from radixserve.engine.async_engine import AsyncEngine, load_tokenizer
+from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes, load_tokenizer
 from radixserve.engine.start import StartedEngine, start_engine
 from radixserve.errors import EngineUnavailable
 from radixserve.protocol import AddRequest, ControlCommand, ControlResult, EngineReady, StepOutput
@@ -14,7 +14,8 @@ from radixserve.protocol import AddRequest, ControlCommand, ControlResult, Engin
 def in_process_engine(config: EngineConfig, *, show_progress: bool = False) -> AsyncEngine:
     """Return an AsyncEngine whose model will be loaded in this process. Raises ConfigError."""
     tokenizer = load_tokenizer(config)
-    start = partial(start_engine, config, tokenizer, show_progress=show_progress)
+    prefixes = load_public_prefixes(config, tokenizer)
+    start = partial(start_engine, config, tokenizer, public_prefixes=prefixes, show_progress=show_progress)
     return AsyncEngine(config, lambda _: InProcessClient(start), tokenizer=tokenizer)
 
 

@@ -1,7 +1,7 @@
 """The engine process: one thread that drains its socket, computes a step, and sends what the step produced.
 
-Started by ProcessClient as `python -m radixserve.engine.process FD`. The first frame on the socket is the
-EngineConfig. The process ends when the other end of the socket is closed, so it never outlives the server.
+Started by ProcessClient as `python -m radixserve.engine.process FD`. The first frame on the socket is StartEngine. The
+process ends when the other end of the socket is closed, so it never outlives the server.
 """
 
 import gc
@@ -10,10 +10,10 @@ import select
 import signal
 import socket
 import sys
+from array import array
 
 import msgspec
 
-from radixserve.config import EngineConfig
 from radixserve.engine.core import EngineCore
 from radixserve.engine.frames import FrameReader, encode_frame
 from radixserve.engine.start import start_engine
@@ -26,6 +26,7 @@ from radixserve.protocol import (
     ControlReply,
     EngineFailed,
     EngineMessage,
+    StartEngine,
 )
 
 _RECEIVE_SIZE = 1 << 18
@@ -88,10 +89,12 @@ class Connection:
 def run(connection: Connection) -> None:
     """Start the engine that the first message describes and serve it until the other end hangs up."""
     first, *rest = connection.exchange(wait=True)
-    config = msgspec.msgpack.decode(first, type=EngineConfig)
+    message = msgspec.msgpack.decode(first, type=StartEngine)
+    config = message.config
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
-        started = start_engine(config, show_progress=True)
+        prefixes = [array("i", packed) for packed in message.public_prefixes]
+        started = start_engine(config, public_prefixes=prefixes, show_progress=True)
     except ConfigError as error:
         connection.send(EngineFailed(str(error), is_config_error=True))
         connection.exchange(wait=True)

@@ -1,6 +1,8 @@
 """Put an engine together from its settings."""
 
 import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixserve.config import EngineConfig
@@ -22,10 +24,17 @@ class StartedEngine:
     ready: EngineReady
 
 
-def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, show_progress: bool) -> StartedEngine:
+def start_engine(
+    config: EngineConfig,
+    tokenizer: Tokenizer | None = None,
+    *,
+    public_prefixes: "Sequence[array[int]]" = (),
+    show_progress: bool,
+) -> StartedEngine:
     """Load the model, allocate the cache and return the engine. Raises ConfigError.
 
-    tokenizer: one that is loaded already, else it is loaded here.
+    tokenizer: one that is loaded already, else it is loaded here. public_prefixes: as KVCache takes them; their file,
+    which config names, is not read here.
     """
     began = time.monotonic()
     path = resolve_model_path(config.model)
@@ -37,11 +46,15 @@ def start_engine(config: EngineConfig, tokenizer: Tokenizer | None = None, *, sh
     max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
     if max_num_seqs < config.max_num_seqs:
         notices.append(f"max_num_seqs is {max_num_seqs}: a step of max_num_batched_tokens has no room for more")
+    num_unused = sum(len(prefix) >= started.max_model_len for prefix in public_prefixes)
+    if num_unused:
+        notices.append(f"{num_unused} public prefixes leave no room in max_model_len, so no prompt begins with them")
     cache = KVCache(
         started.num_blocks,
         config.block_size,
         prefix_cache=not config.no_prefix_cache,
         eviction_policy=config.eviction_policy,
+        public_prefixes=public_prefixes,
     )
     core = EngineCore(
         started.executor,

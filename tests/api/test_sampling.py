@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from radixserve.api.requests import ChatRequest, CompletionRequest, Tool, ToolFunction
+from radixserve.api.requests import ChatRequest, CompletionRequest
 from radixserve.api.sampling import chat_sampling_params, completion_sampling_params
 from radixserve.errors import InvalidRequest
 from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.tools import Tool, ToolFunction
 
 
 def chat(**fields: Any) -> SamplingParams:

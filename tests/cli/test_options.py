@@ -34,6 +34,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "schedule_policy": ("fcfs", "fcfs"),
     "eviction_policy": ("lru", "lru"),
     "no_prefix_cache": ("1", True),
+    "public_prefixes": ("prefixes.json", "prefixes.json"),
     "seed": ("42", 42),
     "log_level": ("debug", "debug"),
     "host": ("0.0.0.0", "0.0.0.0"),

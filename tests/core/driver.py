@@ -10,10 +10,12 @@ from typing import Any
 from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.namespace import public_namespace_of
+from radixserve.core.public_prefixes import CachePath
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
 
-# What a slot holds: the namespace and all tokens up to and including its own. None: never written, or garbage.
+# What a slot holds: the namespace of its block, and all tokens up to its own. None: never written, or garbage.
 Prefix = tuple[bytes, tuple[int, ...]]
 MAX_CANDIDATES = 8
 
@@ -26,9 +28,9 @@ def make_sequence(token_ids: Iterable[int], namespace: bytes = b"") -> Sequence:
 
 @dataclass
 class Entry:
-    """A node of the tree with all tokens and blocks of its path."""
+    """A node of the tree with all tokens and blocks of its path, and the namespace of each of these blocks."""
 
-    namespace: bytes
+    namespaces: tuple[bytes, ...]
     depth: int
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
@@ -36,14 +38,28 @@ class Entry:
     is_tail: bool
     followers: list["Entry"] = field(default_factory=list)
 
+    @property
+    def own_block_ids(self) -> tuple[int, ...]:
+        """The blocks of this node alone."""
+        return self.block_ids[-self.num_own_blocks :]
+
 
 class Driver:
     """Runs sequences on a KVCache, and checks its public figures. running: the sequences that may hold blocks."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, eviction_policy: EvictionPolicy = "learned-reuse", **options: Any
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        public_prefixes: Tokens[Tokens[int]] = (),
+        eviction_policy: EvictionPolicy = "learned-reuse",
+        **options: Any,
     ) -> None:
-        self.cache = KVCache(num_blocks, block_size, eviction_policy=eviction_policy, **options)
+        self.cache = KVCache(
+            num_blocks, block_size, public_prefixes=public_prefixes, eviction_policy=eviction_policy, **options
+        )
+        self.public_prefixes = public_prefixes
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.running: list[Sequence] = []
@@ -105,7 +121,8 @@ class Driver:
 
     def fork(self, parent: Sequence, token_ids: Iterable[int] = ()) -> Sequence:
         """Return a running child that shares the parent's K/V and goes on with other tokens."""
-        child = make_sequence([*parent.token_ids[: parent.num_computed_tokens], *token_ids], parent.request.namespace)
+        tokens = array("i", [*parent.token_ids[: parent.num_computed_tokens], *token_ids])
+        child = Sequence(parent.request, choice_index=1, token_ids=tokens)
         self.cache.fork(parent, child)
         self.running.append(child)
         return child
@@ -182,7 +199,7 @@ class Driver:
         entries = self.entries()
         stats = self.cache.stats()
         held = {block_id for sequence in self.running for block_id in sequence.block_table}.union(sources)
-        own_blocks = [block_id for entry in entries for block_id in entry.block_ids[-entry.num_own_blocks :]]
+        own_blocks = [block_id for entry in entries for block_id in entry.own_block_ids]
         findable = set(own_blocks)
         assert len(own_blocks) == len(findable), "a block is in the tree twice"
         assert stats.num_in_use_blocks == len(held)
@@ -195,9 +212,12 @@ class Driver:
             self.check_reads_its_own_prefix(sequence)
             self._check_blocks_are_its_own_to_write(sequence)
         for entry in entries:
-            self.check_holds(entry.block_ids, entry.namespace, entry.token_ids)
-            if not entry.is_tail:
-                assert len(entry.followers) != 1 or entry.followers[0].is_tail, "a run without a branch is two nodes"
+            self.check_holds(entry.block_ids, entry.namespaces, entry.token_ids)
+            if not entry.is_tail and len(entry.followers) == 1:
+                (follower,) = entry.followers
+                assert follower.is_tail or follower.namespaces[-1] != entry.namespaces[-1], (
+                    "a run without a branch is two nodes"
+                )
 
     def check_match(self, sequence: Sequence) -> Match:
         """A match is pure, names only blocks that hold the sequence's own prefix, and leaves a token to compute."""
@@ -210,29 +230,44 @@ class Driver:
         assert (match.partial_block_id is None) == (num_inside == 0)
         partial = () if match.partial_block_id is None else (match.partial_block_id,)
         prefix = sequence.token_ids[: match.num_tokens]
-        self.check_holds([*match.block_ids, *partial], sequence.request.namespace, prefix)
+        self.check_holds([*match.block_ids, *partial], self.namespaces_of(sequence), prefix)
         return match
 
+    def path_of(self, sequence: Sequence) -> CachePath:
+        """The path that a sequence's blocks must take."""
+        own = sequence.request.namespace
+        public = public_namespace_of(own)
+        prompt = sequence.token_ids[: sequence.request.num_prompt_tokens].tolist()
+        begins_with = [prefix for prefix in self.public_prefixes if prompt[: len(prefix)] == list(prefix)]
+        if public is None or not begins_with:
+            return CachePath(own)
+        return CachePath(own, public, max(map(len, begins_with)) // self.block_size)
+
+    def namespaces_of(self, sequence: Sequence) -> list[bytes]:
+        """The namespace of each block that holds tokens of a sequence."""
+        path = self.path_of(sequence)
+        return [path.namespace_of(index) for index in range(-(-sequence.num_tokens // self.block_size))]
+
     def longest_common_prefix(self, sequence: Sequence) -> int:
-        """What a match must find: the most leading tokens, all but one, that any path of the tree begins with."""
-        wanted = sequence.token_ids[: sequence.num_tokens - 1]
+        """What a match must find: the most leading tokens, all but one, in blocks of the sequence's own namespaces."""
+        wanted, namespaces = sequence.token_ids[: sequence.num_tokens - 1], self.namespaces_of(sequence)
         return max(
             (
-                num_common(entry.token_ids, wanted)
+                min(num_common(entry.token_ids, wanted), num_common(entry.namespaces, namespaces) * self.block_size)
                 for entry in self.entries()
-                if entry.namespace == sequence.request.namespace
             ),
             default=0,
         )
 
     def check_reads_its_own_prefix(self, sequence: Sequence) -> None:
         prefix = sequence.token_ids[: sequence.num_computed_tokens]
-        self.check_holds(sequence.block_table, sequence.request.namespace, prefix)
+        self.check_holds(sequence.block_table, self.namespaces_of(sequence), prefix)
 
-    def check_holds(self, block_ids: Tokens[int], namespace: bytes, token_ids: Tokens[int]) -> None:
+    def check_holds(self, block_ids: Tokens[int], namespaces: Tokens[bytes], token_ids: Tokens[int]) -> None:
         for position in range(len(token_ids)):
             index, offset = divmod(position, self.block_size)
-            assert self.shadow.get((block_ids[index], offset)) == (namespace, tuple(token_ids[: position + 1]))
+            expected = namespaces[index], tuple(token_ids[: position + 1])
+            assert self.shadow.get((block_ids[index], offset)) == expected
 
     def entries(self) -> list[Entry]:
         """The nodes of the tree, each with its whole path."""
@@ -243,13 +278,13 @@ class Driver:
             above = path[-1] if path else None
             assert len(path) == run.depth - 1
             assert run.num_tokens_above == (len(above.token_ids) if above else 0)
-            assert above is None or (above.namespace == run.namespace and not above.is_tail)
+            assert above is None or not above.is_tail
             assert run.token_ids
             assert len(run.block_ids) == -(-len(run.token_ids) // self.block_size)
             is_tail = len(run.token_ids) % self.block_size != 0
             assert not is_tail or len(run.block_ids) == 1
             entry = Entry(
-                run.namespace,
+                (*(above.namespaces if above else ()), *[run.namespace] * len(run.block_ids)),
                 run.depth,
                 (*(above.token_ids if above else ()), *run.token_ids),
                 (*(above.block_ids if above else ()), *run.block_ids),
@@ -270,11 +305,12 @@ class Driver:
         return [self.shadow.get((block_id, offset)) for offset in range(self.block_size)]
 
     def _prefix(self, sequence: Sequence, position: int) -> Prefix:
-        return sequence.request.namespace, tuple(sequence.token_ids[: position + 1])
+        namespace = self.path_of(sequence).namespace_of(position // self.block_size)
+        return namespace, tuple(sequence.token_ids[: position + 1])
 
 
-def num_common(left: Tokens[int], right: Tokens[int]) -> int:
-    """How many leading tokens are equal."""
+def num_common(left: Tokens[Any], right: Tokens[Any]) -> int:
+    """How many leading elements are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from radixserve.config import EvictionPolicy
 from radixserve.core.kv_cache import Answer, Match
+from radixserve.core.namespace import encode_namespace, tenant_of
 from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
 from tests.core.driver import Driver, make_sequence
@@ -35,7 +36,11 @@ def one_bit_digest(parent: bytes, content: bytes) -> bytes:
 # some point of an earlier one, as an agent's next turn does: (which one, how much of it, what comes then).
 prompts = st.tuples(st.integers(0, 99), st.integers(0, 20), st.lists(st.integers(0, 1), min_size=1, max_size=5))
 Prompt = tuple[int, int, list[int]]
-namespaces = st.sampled_from([b"", b"", b"", b"", b"a", b"ab"])
+namespaces = st.sampled_from(
+    [b"", b"", b"", *(encode_namespace(tenant=tenant) for tenant in ("a", "a", "b")), encode_namespace(salt="s")]
+)
+# Cut to whole blocks. Prompts go on from these as from earlier ones.
+public_prefixes = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=3) | st.just([])
 indices = st.integers(0, 99)
 EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
@@ -59,6 +64,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 28),
         block_size=st.integers(1, 4),
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
+        public=public_prefixes,
         eviction_policy=st.sampled_from(EVICTION_POLICIES),
     )
     def create(
@@ -66,9 +72,18 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_blocks: int,
         block_size: int,
         digest: Callable[[bytes, bytes], bytes],
+        public: list[list[int]],
         eviction_policy: EvictionPolicy,
     ) -> None:
-        self.driver = Driver(num_blocks, block_size, digest=digest, eviction_policy=eviction_policy)
+        whole = [prefix[: len(prefix) // block_size * block_size] for prefix in public]
+        self.prompts += whole
+        self.driver = Driver(
+            num_blocks,
+            block_size,
+            digest=digest,
+            public_prefixes=list(filter(None, whole)),
+            eviction_policy=eviction_policy,
+        )
         self.finds_all = digest is xxh3_digest
         self.is_lru = eviction_policy == "lru"
 
@@ -149,8 +164,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         )
         self.end(sequence)
         if self.finds_all and not is_shared:
-            prompt = [*sequence.token_ids[:num_computed], 0]
-            assert self.driver.num_cached(prompt, sequence.request.namespace) == num_computed
+            again = make_sequence([*sequence.token_ids[:num_computed], 0], sequence.request.namespace)
+            # Where an answer made the prompt begin with a public prefix, its blocks stay the tenant's own.
+            if self.driver.path_of(again) == self.driver.path_of(sequence):
+                assert self.driver.check_match(again).num_tokens == num_computed
         if is_preempted:
             self.waiting.append(sequence)
 
@@ -193,6 +210,16 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert after.num_cached_blocks == 0
         assert num_kept == len({block_id for entry in self.driver.entries() for block_id in entry.block_ids})
         assert after.num_evicted_tokens == before.num_evicted_tokens
+
+    @precondition(lambda self: len(self.prompts) > 8)
+    @rule(tenant=st.sampled_from(["a", "b"]))
+    def reset_a_tenant(self, tenant: str) -> None:
+        held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        blocks = {block_id: entry.namespaces[-1] for entry in self.driver.entries() for block_id in entry.own_block_ids}
+        own = {block_id for block_id, namespace in blocks.items() if tenant_of(namespace) == tenant}
+        assert self.driver.cache.reset(tenant) == (len(own - held), len(own & held))
+        after = {block_id for entry in self.driver.entries() for block_id in entry.own_block_ids}
+        assert after == blocks.keys() - (own - held)
 
     @rule(namespace=namespaces, prompt=prompts)
     def look_up(self, namespace: bytes, prompt: Prompt) -> None:

@@ -41,6 +41,7 @@ class Harness:
         prefix_cache: bool = True,
         cache_type: type[KVCache] = KVCache,
         eviction_policy: EvictionPolicy = "learned-reuse",
+        public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(
@@ -49,7 +50,13 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            cache_type(num_blocks, block_size, prefix_cache=prefix_cache, eviction_policy=eviction_policy),
+            cache_type(
+                num_blocks,
+                block_size,
+                prefix_cache=prefix_cache,
+                public_prefixes=public_prefixes,
+                eviction_policy=eviction_policy,
+            ),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,

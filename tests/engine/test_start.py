@@ -1,5 +1,6 @@
 """An engine put together from its settings."""
 
+from array import array
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,10 @@ def test_a_broken_chat_template_of_the_model_can_be_replaced(tmp_path: Path) -> 
         start_engine(EngineConfig(model=str(model), num_kv_blocks=16), show_progress=False)
     config = EngineConfig(model=str(model), num_kv_blocks=16, chat_template=str(template))
     assert start_engine(config, show_progress=False).ready.num_blocks == 16
+
+
+def test_public_prefixes_that_no_prompt_can_begin_with_are_told(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(write_tiny_engine(tmp_path)), num_kv_blocks=4)
+    prefixes = [array("i", range(16 * num_blocks)) for num_blocks in (3, 4, 5)]
+    ready = start_engine(config, public_prefixes=prefixes, show_progress=False).ready
+    assert "2 public prefixes leave no room in max_model_len, so no prompt begins with them" in ready.notices

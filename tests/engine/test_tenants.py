@@ -18,6 +18,8 @@ EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 ANSWER = (5, 6)
 A, OTHER = encode_namespace(tenant="a"), encode_namespace(tenant="b")
 UNNAMED = encode_namespace()
+# The first begins the second.
+PUBLIC = [ids(150, 2 * B), ids(150, 4 * B), ids(60, B)]
 
 Rename = Callable[[int], int]
 
@@ -47,12 +49,14 @@ class Trace:
         seed: int = 0,
         namespaces: tuple[bytes, bytes] = (A, OTHER),
         max_priority: int = 0,
+        public_prefixes: Sequence[list[int]] = (),
     ) -> None:
         self.harness = harness
         self.max_priority = max_priority
         self.rng = random.Random(seed)
         self.rename = rename
         self.namespaces = namespaces
+        self.public_prefixes = public_prefixes
         self.of_a: list[str] = []
         self.seen: list[Any] = []
         self._play()
@@ -60,6 +64,7 @@ class Trace:
     def _play(self) -> None:
         rng = self.rng
         prefixes = [ids(17 * number, B * rng.randint(1, 4) + rng.randint(0, 5)) for number in range(3)]
+        prefixes += self.public_prefixes
         late: list[tuple[list[int], dict[str, Any]]] = []
         for _ in range(30):
             prompt = [*rng.choice(prefixes), *(rng.randrange(200) for _ in range(rng.randint(1, 20)))]
@@ -70,7 +75,7 @@ class Trace:
             how = rng.choice([{}, {"max_tokens": num_tokens}, {"n": 2, "max_tokens": num_tokens}, {"beam_width": 2}])
             how = how | {"priority": rng.randint(0, self.max_priority)}
             self.of_a.append(self._add(prompt, how, self.namespaces[0]))
-            late.append(([self.rename(token_id) for token_id in prompt], how))
+            late.append((self._copy(prompt), how))
             while late and rng.random() < 0.5:
                 self._add(*late.pop(rng.randrange(len(late))), self.namespaces[1])
             for _ in range(rng.choice([0, 0, 1, 3])):
@@ -79,6 +84,11 @@ class Trace:
                 self.harness.core.abort([rng.choice(self.of_a)])
         while self.harness.core.has_work:
             self._step()
+
+    def _copy(self, prompt: list[int]) -> list[int]:
+        """Return a prompt with other names behind the longest public prefix that it begins with."""
+        num_kept = max((len(public) for public in self.public_prefixes if prompt[: len(public)] == public), default=0)
+        return prompt[:num_kept] + [self.rename(token_id) for token_id in prompt[num_kept:]]
 
     def _add(self, prompt: list[int], how: dict[str, Any], namespace: bytes) -> str:
         if "beam_width" in how:
@@ -96,10 +106,15 @@ class Trace:
 
 
 @pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+@pytest.mark.parametrize("public_prefixes", [[], PUBLIC], ids=["all tenants' own", "public prefixes"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_tenants_schedule_is_the_same_whether_another_sends_copies_of_its_prompts_or_unrelated_ones(
-    make_harness: MakeHarness, policy: SchedulePolicy, eviction_policy: EvictionPolicy, seed: int
+    make_harness: MakeHarness,
+    policy: SchedulePolicy,
+    seed: int,
+    public_prefixes: list[list[int]],
+    eviction_policy: EvictionPolicy,
 ) -> None:
     def play(rename: Rename) -> Trace:
         harness = make_harness(
@@ -108,8 +123,10 @@ def test_a_tenants_schedule_is_the_same_whether_another_sends_copies_of_its_prom
             schedule_policy=policy,
             eviction_policy=eviction_policy,
             max_model_len=300,
+            public_prefixes=public_prefixes,
         )
-        return Trace(harness, rename, seed=seed, max_priority=2 if policy == "priority" else 0)
+        max_priority = 2 if policy == "priority" else 0
+        return Trace(harness, rename, seed=seed, max_priority=max_priority, public_prefixes=public_prefixes)
 
     copies, unrelated = play(unchanged), play(renamed)
     assert copies.seen == unrelated.seen

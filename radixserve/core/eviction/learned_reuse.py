@@ -11,6 +11,7 @@ All of it is counted in requests, and nothing in seconds. Tables and what they s
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -18,11 +19,12 @@ import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
-from radixserve.core.eviction.gaps import answer_class_of, bucket_borders, bucket_of, gap_class_of
+from radixserve.core.eviction.gaps import UNKNOWN_ANSWER, answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
 from radixserve.core.eviction.order import DigestOf, EvictionOrder
 from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
+from radixserve.core.public_prefixes import CachePath
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
 
@@ -53,7 +55,8 @@ class LearnedReuse(EvictionOrder):
         self._segments: list[Segment | None] = []
         self._free_slots: list[int] = []
         self._segments_at: defaultdict[int, list[Segment]] = defaultdict(list)
-        self._tables: dict[str | None, ReuseTables] = {}
+        # Of tenants, by name, and of public prefixes, by namespace.
+        self._tables: dict[str | bytes | None, ReuseTables] = {}
         self._ghosts = Ghosts()
         self._num_gone = 0
         self._cells = CellOrder()
@@ -113,21 +116,23 @@ class LearnedReuse(EvictionOrder):
             self._take_over(sequence, use, 0, block_ids)
             return
         use = sequence.use = self._start(sequence)
-        last = self._segment_of(block_ids[-1]).use if block_ids else None
+        # Who else has used a public prefix must make no difference to what is its tenant's own.
+        last = self._segment_of(block_ids[-1]).use if len(block_ids) > _num_public_blocks(sequence) else None
         self._take_over(sequence, use, 0, block_ids)
         num_known, last = self._find_evicted(sequence, use, len(block_ids), last)
         if last is not None and num_known >= CONTINUED_SHARE * last.num_prompt_blocks:
             use.gap_class = gap_class_of(use.clock - last.clock)
-        if use.tables.is_time_to_learn:
-            use.tables.learn()
-            for cell in use.tables.cells():
-                self._cells.place(cell)
+        for tables in (use.tables, use.public):
+            if tables is not None and tables.is_time_to_learn:
+                tables.learn()
+                for cell in tables.cells():
+                    self._cells.place(cell)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child go on from where its parent is."""
         use = parent.use
         if use is not None:
-            child.use = Use(use.clock, use.tables, use.num_prompt_blocks, 0, use.gap_class, use.evicted)
+            child.use = replace(use, answer_class=UNKNOWN_ANSWER)
 
     def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         """Let a sequence go on, from its block of number index, with cached blocks that it does not hold yet."""
@@ -136,7 +141,8 @@ class LearnedReuse(EvictionOrder):
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         """Let a sequence's blocks from number index on be cached."""
         use, start = self._use_of(sequence), 0
-        for end, gap_class in [*use.evicted, (index + len(block_ids), use.gap_class)]:
+        new_gap_class = 0 if index < _num_public_blocks(sequence) else use.gap_class
+        for end, gap_class in [*use.evicted, (index + len(block_ids), new_gap_class)]:
             run = block_ids[start : max(end - index, start)]
             if run:
                 above = block_ids[start - 1] if start else sequence.block_table[index - 1] if index else -1
@@ -146,7 +152,7 @@ class LearnedReuse(EvictionOrder):
     def enter_tail(self, sequence: Sequence, block_id: int) -> None:
         """Let a sequence's part-filled block be cached."""
         use = self._use_of(sequence)
-        self._append(self._new_segment(use, use.gap_class, None), array("i", [block_id]))
+        self._append(self._new_segment(use, use.gap_class, None, None), array("i", [block_id]))
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         """Take in how the answer of a sequence ended."""
@@ -196,13 +202,22 @@ class LearnedReuse(EvictionOrder):
                 self._move(segment)
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
-        # The latest tenant is the last one.
-        tables = self._tables.pop(request.tenant, None) or ReuseTables()
-        self._tables[request.tenant] = tables
+        tables = self._tables_of(request.tenant, num_prompt_blocks)
+        num_public_blocks = _num_public_blocks(sequence)
+        public = None
+        if num_public_blocks:
+            public = self._tables_of(_path(sequence).public, num_public_blocks)
+        return Use(self._clock, tables, num_prompt_blocks, public)
+
+    def _tables_of(self, owner: str | bytes | None, num_blocks: int) -> ReuseTables:
+        """Return the tables of a tenant or a public namespace, and count a request of so many blocks in them."""
+        # The latest owner is the last one.
+        tables = self._tables.pop(owner, None) or ReuseTables()
+        self._tables[owner] = tables
         if len(self._tables) > MAX_TENANTS:
             del self._tables[next(iter(self._tables))]
-        tables.count_request(num_prompt_blocks)
-        return Use(self._clock, tables, num_prompt_blocks)
+        tables.count_request(num_blocks)
+        return tables
 
     def _take_over(self, sequence: Sequence, use: Use, index: int, block_ids: "array[int]") -> None:
         """Let a use be the last one of cached blocks, but of those that a later use has."""
@@ -242,7 +257,8 @@ class LearnedReuse(EvictionOrder):
             del segment.gone[-count:]
             num_known += count
             use.evicted.append((num_known, gap_class_of(gap)))
-            last = segment.use
+            if num_known > _num_public_blocks(sequence):
+                last = segment.use
             segment.above = self._above(sequence, num_known)
             self._rest(segment)
         return num_known, last
@@ -252,15 +268,22 @@ class LearnedReuse(EvictionOrder):
     ) -> None:
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
-        if segment is None or segment.use is not use or segment.gap_class != gap_class or segment.end != above:
-            segment = self._new_segment(use, gap_class, self._above(sequence, index))
+        public = use.public if index < _num_public_blocks(sequence) else None
+        if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != (
+            use,
+            public,
+            gap_class,
+            above,
+        ):
+            segment = self._new_segment(use, gap_class, self._above(sequence, index), public)
         self._append(segment, block_ids)
 
-    def _new_segment(self, use: Use, gap_class: int, above: bytes | None) -> Segment:
+    def _new_segment(self, use: Use, gap_class: int, above: bytes | None, public: ReuseTables | None) -> Segment:
         if not self._free_slots:
             self._free_slots.append(len(self._segments))
             self._segments.append(None)
-        segment = Segment(use, gap_class, above, self._free_slots.pop(), bucket_of(self._clock - use.clock))
+        bucket = bucket_of(self._clock - use.clock)
+        segment = Segment(use, gap_class, above, self._free_slots.pop(), bucket, public=public)
         self._segments[segment.slot] = segment
         self._segments_at[use.clock].append(segment)
         return segment
@@ -385,11 +408,19 @@ class LearnedReuse(EvictionOrder):
         return self._fingerprinter.of(sequence.token_ids[start * block_size : end * block_size])
 
     def _above(self, sequence: Sequence, index: int) -> bytes:
-        """Return the digest of the block above a sequence's block of number index."""
-        return self._digest_of(sequence, index - 1) if index else sequence.request.namespace
+        """Return what a sequence's block of number index follows: its namespace, and the digest of the block above."""
+        return _path(sequence).namespace_of(index) + (self._digest_of(sequence, index - 1) if index else b"")
 
     def _unheld_view(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._is_unheld, np.uint8)
+
+
+def _path(sequence: Sequence) -> CachePath:
+    return sequence.request.path or CachePath(sequence.request.namespace)
+
+
+def _num_public_blocks(sequence: Sequence) -> int:
+    return _path(sequence).num_public_blocks
 
 
 def _fill(of_block: "array[int]", block_ids: "array[int]", value: int) -> None:
