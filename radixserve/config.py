@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
     max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
-    eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "lru"
+    eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
     log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"

@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "max_num_batched_tokens": ("256", 256),
     "max_queued_requests": ("9", 9),
     "schedule_policy": ("fcfs", "fcfs"),
-    "eviction_policy": ("learned-reuse", "learned-reuse"),
+    "eviction_policy": ("lru", "lru"),
     "no_prefix_cache": ("1", True),
     "seed": ("42", 42),
     "log_level": ("debug", "debug"),

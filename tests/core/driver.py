@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.sequence import Request, Sequence
@@ -39,8 +40,10 @@ class Entry:
 class Driver:
     """Runs sequences on a KVCache, and checks its public figures. running: the sequences that may hold blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, **options: Any) -> None:
-        self.cache = KVCache(num_blocks, block_size, **options)
+    def __init__(
+        self, num_blocks: int, block_size: int, *, eviction_policy: EvictionPolicy = "learned-reuse", **options: Any
+    ) -> None:
+        self.cache = KVCache(num_blocks, block_size, eviction_policy=eviction_policy, **options)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.running: list[Sequence] = []

@@ -2,13 +2,16 @@
 
 import pickle
 from itertools import permutations
+from typing import get_args
 
 import pytest
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.eviction.answer import Answer
 from tests.core.driver import Driver, make_sequence
 
 B = 16
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 
 
 def constant_digest(parent: bytes, content: bytes) -> bytes:
@@ -82,7 +85,7 @@ def test_pc_7_namespaces_share_nothing() -> None:
 
 def test_an_emptied_namespace_leaves_nothing_behind() -> None:
     sizes = []
-    driver = Driver(num_blocks=16, block_size=4)
+    driver = Driver(num_blocks=16, block_size=4, eviction_policy="lru")
     for num_namespaces in (1, 100):
         for index in range(num_namespaces):
             driver.run(ids(10), namespace=b"%d" % index)
@@ -98,8 +101,9 @@ def test_pc_9_an_answer_is_cached_for_the_next_turn_but_for_its_last_token() -> 
     assert driver.num_cached([*prompt, *answer, 999]) == 4 * B - 1
 
 
-def test_rt_1_eviction_takes_nothing_of_a_path_in_use() -> None:
-    driver = Driver(num_blocks=3, block_size=2)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_1_eviction_takes_nothing_of_a_path_in_use(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=2, eviction_policy=eviction_policy)
     driver.run(ids(2))
     sequence = driver.start(ids(4))
     held = sequence.block_table[:]
@@ -164,16 +168,18 @@ def test_rt_4_of_two_equal_prefixes_computed_at_once_one_stays() -> None:
         driver.check()
 
 
-def test_rt_5_the_end_of_a_prefix_is_evicted_before_its_head() -> None:
-    driver = Driver(num_blocks=3, block_size=4)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_5_the_end_of_a_prefix_is_evicted_before_its_head(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=4, eviction_policy=eviction_policy)
     driver.run(ids(12))
     driver.evict(1)
     assert driver.num_cached(ids(12)) == 8
 
 
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
 @pytest.mark.parametrize("num_evicted", [1, 2])
-def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int) -> None:
-    driver = Driver(num_blocks=3, block_size=4)
+def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int, eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=4, eviction_policy=eviction_policy)
     left, right = ids(8), [*ids(4), *ids(4, 100)]
     driver.run(left)
     driver.run(right)
@@ -183,8 +189,9 @@ def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int) -> None:
     driver.check()
 
 
-def test_rt_6_a_reset_drops_what_is_idle_and_says_what_it_kept() -> None:
-    driver = Driver(num_blocks=10, block_size=4)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_6_a_reset_drops_what_is_idle_and_says_what_it_kept(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=10, block_size=4, eviction_policy=eviction_policy)
     driver.run(ids(8, 500))
     sequence = driver.start(ids(10))
     assert driver.cache.reset() == (2, 2)
@@ -406,7 +413,7 @@ def test_a_hit_is_not_evicted_to_make_room_for_the_rest_of_its_own_prompt() -> N
 
 
 def test_ages_are_right_after_a_hit_inside_a_run() -> None:
-    driver = Driver(num_blocks=9, block_size=1)
+    driver = Driver(num_blocks=9, block_size=1, eviction_policy="lru")
     driver.run(ids(4))
     driver.run(ids(3, 100))
     driver.run([0, 1])

@@ -40,7 +40,7 @@ class Harness:
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
         cache_type: type[KVCache] = KVCache,
-        eviction_policy: EvictionPolicy = "lru",
+        eviction_policy: EvictionPolicy = "learned-reuse",
         **stub: Any,
     ) -> None:
         self.executor = StubExecutor(

@@ -61,6 +61,9 @@ def scores_of(hazards: Table) -> Table:
         waited[:, :n] += reached * waits[:, num_ahead:]
         np.maximum(best[:, :n], used[:, :n] / waited[:, :n], out=best[:, :n])
         survival[:, :n] *= 1 - hazards[:, num_ahead : num_ahead + n]
+        if np.all((used + survival <= best * waited)[:, : n - 1]):
+            # Not even if all that is left were used again at once would it be better to wait on.
+            break
     return np.hstack([best, np.zeros((num_rows, 1))])
 
 
