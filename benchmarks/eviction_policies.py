@@ -5,8 +5,7 @@
 
 Replays each trace, whose format its content tells, under each policy through the cache that the engine runs on, and
 writes a Markdown table. Coding-agent sessions go 8, 16 and 32 side by side. All figures are counts, the same on every
-machine. --cross-check: the same for parts of the traces, and for their sessions in other orders, which no setting was
-chosen on; 32 sessions side by side.
+machine. --cross-check: the same for parts of the traces, and for their sessions in other orders, 32 side by side.
 """
 
 import argparse
