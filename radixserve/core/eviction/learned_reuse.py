@@ -269,12 +269,8 @@ class LearnedReuse(EvictionOrder):
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
         public = use.public if index < _num_public_blocks(sequence) else None
-        if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != (
-            use,
-            public,
-            gap_class,
-            above,
-        ):
+        wanted = (use, public, gap_class, above)
+        if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != wanted:
             segment = self._new_segment(use, gap_class, self._above(sequence, index), public)
         self._append(segment, block_ids)
 
