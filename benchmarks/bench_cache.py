@@ -5,7 +5,8 @@
 
 Prints one JSON line for each question. prompt: finding and holding a cached prompt of 100,000 tokens, its digests, and
 commit, release and eviction per block, with random prompts that share nothing in a full pool. queue: what thousands of
-waiting requests add to a step. memory: bytes of index for each cached block, the token ids in it included.
+waiting prompts of that length add to a step, in a pool that those who run fill. memory: bytes of index for each cached
+block, the token ids in it included.
 
 In each round every cache gets the same prompt, one cache after the other.
 """
@@ -37,7 +38,6 @@ from radixserve.sampling_params import SamplingParams
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 100_000
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_SIZE
-POOL_BLOCKS = 4 * PROMPT_BLOCKS
 # The most that a step computes of a prompt, and so the most that enters the tree at once.
 CHUNK_TOKENS = 2048
 VOCAB_SIZE = 150_000
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--prefix-tokens", type=int, default=2048, help="cached ones of each that waits")
-    parser.add_argument("--memory-blocks", type=int, default=250_000)
+    parser.add_argument("--pool-blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     for question in arguments.questions:
@@ -72,14 +72,14 @@ def measure_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of one long prompt in each cache."""
     rng = np.random.default_rng(arguments.seed)
     rounds: dict[str, Round] = {
-        "radixserve": RadixTreeRounds(POOL_BLOCKS),
-        "radixserve_lru": RadixTreeRounds(POOL_BLOCKS, "lru"),
-        "digest_dictionary": DictionaryRounds(POOL_BLOCKS),
-        "locked_tree": LockedTreeRounds(POOL_BLOCKS),
+        "radixserve": RadixTreeRounds(arguments.pool_blocks),
+        "radixserve_lru": RadixTreeRounds(arguments.pool_blocks, "lru"),
+        "digest_dictionary": DictionaryRounds(arguments.pool_blocks),
+        "locked_tree": LockedTreeRounds(arguments.pool_blocks),
     }
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in rounds}
     # The first rounds fill the pool, so that every later one evicts.
-    num_warm_up = POOL_BLOCKS // PROMPT_BLOCKS + 1
+    num_warm_up = arguments.pool_blocks // PROMPT_BLOCKS + 1
     for number in range(num_warm_up + arguments.repeat):
         token_ids = random_tokens(rng, PROMPT_TOKENS)
         for name, measure in rounds.items():
@@ -89,7 +89,7 @@ def measure_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "n": arguments.repeat,
         "prompt_tokens": PROMPT_TOKENS,
-        "pool_blocks": POOL_BLOCKS,
+        "pool_blocks": arguments.pool_blocks,
         "microseconds": {name: {key: spread(values) for key, values in of.items()} for name, of in seconds.items()},
     }
 
@@ -178,7 +178,7 @@ class LockedTreeRounds:
 
 def measure_queue(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the time that the scheduler takes for a step with many waiting, and for the same step with nobody."""
-    queue = Queue(arguments.seed, arguments.waiting, arguments.prefix_tokens)
+    queue = Queue(arguments.seed, arguments.waiting, arguments.prefix_tokens, arguments.pool_blocks)
     steps = {"waiting": queue.run(arguments.repeat * 10)}
     arrivals = [queue.come_and_go() for _ in range(arguments.repeat * 10)]
     queue.clear()
@@ -187,8 +187,10 @@ def measure_queue(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "n": arguments.repeat * 10,
         "num_waiting": arguments.waiting,
+        "prompt_tokens": PROMPT_TOKENS,
         "prefix_tokens": arguments.prefix_tokens,
-        "num_running": Queue.NUM_RUNNING,
+        "num_running": len(queue.running),
+        "pool_blocks": queue.num_blocks,
         "queue_microseconds": round(medians["waiting"] - medians["none_waiting"], 3),
         "step_microseconds": {name: spread([value * 1e6 for value in seconds]) for name, seconds in steps.items()},
         "come_and_go_microseconds": spread([value * 1e6 for value in arrivals]),
@@ -198,36 +200,44 @@ def measure_queue(arguments: argparse.Namespace) -> dict[str, Any]:
 class Queue:
     """A scheduler in whose pool nobody else fits, though some blocks are spare: each step looks for someone who does.
 
-    The prompts begin with one of eight prefixes, which the cache has; each has tokens of its own behind it.
+    The prompts begin with one of eight prefixes, which the cache has; each has tokens of its own behind it. Those that
+    wait are NUM_DIFFERENT prompts over and over, whose token ids they share, so that they fit in memory.
     """
 
-    NUM_RUNNING = 8
-    OWN_TOKENS = 4096
+    NUM_PREFIXES = 8
+    NUM_DIFFERENT = 100
+    ANSWER_BLOCKS = 64
 
-    def __init__(self, seed: int, num_waiting: int, prefix_tokens: int) -> None:
+    def __init__(self, seed: int, num_waiting: int, prefix_tokens: int, max_blocks: int) -> None:
         self.tokens_rng = np.random.default_rng(seed)
         self.rng = random.Random(seed)
-        self.prefixes = [random_tokens(self.tokens_rng, prefix_tokens) for _ in range(self.NUM_RUNNING)]
+        self.own_tokens = PROMPT_TOKENS - prefix_tokens
+        self.prefixes = [random_tokens(self.tokens_rng, prefix_tokens) for _ in range(self.NUM_PREFIXES)]
         # Less is spare than one of those that wait needs, but enough for the answers of those that run.
-        num_spare_blocks = self.OWN_TOKENS // BLOCK_SIZE - 1
-        num_tokens_each = prefix_tokens + self.OWN_TOKENS + BLOCK_SIZE
-        num_blocks = self.NUM_RUNNING * num_tokens_each // BLOCK_SIZE + num_spare_blocks
+        own_blocks = -(-self.own_tokens // BLOCK_SIZE)
+        num_shared_blocks = self.NUM_PREFIXES * prefix_tokens // BLOCK_SIZE
+        self.num_running = (max_blocks - num_shared_blocks - own_blocks) // (own_blocks + self.ANSWER_BLOCKS)
+        self.num_blocks = num_shared_blocks + self.num_running * (own_blocks + self.ANSWER_BLOCKS) + own_blocks // 2
         limits = SchedulerLimits(
-            max_num_seqs=4 * self.NUM_RUNNING,
+            max_num_seqs=4 * self.num_running,
             max_num_batched_tokens=8192,
-            max_model_len=num_blocks * BLOCK_SIZE,
+            max_model_len=2 * PROMPT_TOKENS,
             end_token_ids=frozenset(),
         )
-        self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_SIZE), limits)
-        self.running = [self.add(number) for number in range(self.NUM_RUNNING)]
+        self.scheduler = Scheduler(KVCache(self.num_blocks, BLOCK_SIZE), limits)
+        self.running = [self.add(self.new_prompt(number)) for number in range(self.num_running)]
         while any(sequence.num_output_tokens == 0 for request in self.running for sequence in request.sequences):
             self.run(1)
-        self.waiting = [self.add(number) for number in range(num_waiting)]
+        different = [self.new_prompt(number) for number in range(self.NUM_DIFFERENT)]
+        self.waiting = [self.add(different[number % len(different)]) for number in range(num_waiting)]
 
-    def add(self, number: int) -> Request:
+    def new_prompt(self, number: int) -> "array[int]":
+        """Return one of the prefixes with tokens behind it that no other prompt has."""
+        return self.prefixes[number % len(self.prefixes)] + random_tokens(self.tokens_rng, self.own_tokens)
+
+    def add(self, prompt: "array[int]") -> Request:
         """Queue a request."""
-        prefix = self.prefixes[number % len(self.prefixes)]
-        request = new_request(prefix + random_tokens(self.tokens_rng, self.OWN_TOKENS), number)
+        request = new_request(prompt)
         self.scheduler.add(request)
         return request
 
@@ -257,13 +267,13 @@ class Queue:
             num_draws = sum(len(row.samples) for row in batch.rows)
             drawn = [self.rng.randrange(VOCAB_SIZE) for _ in range(num_draws)]
             self.scheduler.update(batch, SampledTokens(drawn, [None] * num_draws, [True] * len(batch.rows)))
-        assert self.scheduler.num_running <= self.NUM_RUNNING
+        assert self.scheduler.num_running <= self.num_running
         return seconds
 
 
 def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the bytes that each cache allocates for a full pool of cached prompts that share nothing."""
-    num_prompts = arguments.memory_blocks // PROMPT_BLOCKS
+    num_prompts = arguments.pool_blocks // PROMPT_BLOCKS
     num_blocks = num_prompts * PROMPT_BLOCKS
     kinds: dict[str, Callable[[int], Round]] = {
         "radixserve": RadixTreeRounds,
@@ -311,11 +321,11 @@ def random_tokens(rng: np.random.Generator, count: int) -> "array[int]":
     return array("i", rng.integers(VOCAB_SIZE, size=count, dtype=np.int32).tobytes())
 
 
-def new_request(token_ids: "array[int]", number: int = 0) -> Request:
-    """Return a request for a long answer."""
+def new_request(token_ids: "array[int]") -> Request:
+    """Return a request for a long answer, which is appended to token_ids."""
     params = SamplingParams(max_tokens=100_000, ignore_eos=True)
-    request = Request(str(number), params, b"", len(token_ids), seed=number)
-    request.sequences.append(Sequence(request, 0, array("i", token_ids)))
+    request = Request("", params, b"", len(token_ids), seed=0)
+    request.sequences.append(Sequence(request, 0, token_ids))
     return request
 
 

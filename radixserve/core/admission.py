@@ -3,6 +3,7 @@
 import time
 
 from radixserve.core.beam_schedule import BeamSchedule
+from radixserve.core.in_flight import InFlightBlocks
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Sequence
@@ -25,12 +26,14 @@ class Admission:
         beams: BeamSchedule,
         *,
         max_num_seqs: int,
+        max_num_batched_tokens: int,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._running = running
         self._beams = beams
         self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
         self.num_started = 0
         self.queue_seconds = 0.0
         self.num_overtakes = 0
@@ -39,21 +42,16 @@ class Admission:
         """Add to scheduled, which holds the rows of those that run, what newcomers compute in this step."""
         num_free_places = self._max_num_seqs - sum(map(num_reserved_places, self._running.units()))
         # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
-        if not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
+        if not self._waiting or not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
             return
-        being_computed = {self._next_block(sequence) for sequence, num_tokens in scheduled if num_tokens > 1}
+        in_flight = InFlightBlocks(self._cache, self._max_num_batched_tokens)
+        for sequence, num_tokens in scheduled:
+            in_flight.add(sequence, num_tokens)
         for sequence, match in self._waiting.candidates():
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            num_found = len(match.block_ids)
-            digest = self._cache.next_digest(sequence, num_found)
-            namespace = self._cache.namespace_of(sequence, num_found)
-            # One that scores its prompt computes the block in any case.
-            can_wait = match.num_tokens < sequence.num_reusable_tokens
-            if digest is not None and (namespace, digest) in being_computed and can_wait:
-                # A prompt computes this very block in this step. To wait costs one step; if the block is not there
-                # then, because the step failed or its writer was cancelled, this one computes it.
+            if in_flight.let_step_pass(sequence, match):
                 continue
             if not self._running.leaves_room_for(sequence, match):
                 return
@@ -67,7 +65,8 @@ class Admission:
                     return
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]
-                being_computed.add(self._next_block(sequence))
+                in_flight.add(sequence, num_tokens)
+            sequence.num_steps_let_pass = 0
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)
@@ -83,11 +82,3 @@ class Admission:
             request.num_cached_tokens = sequence.num_computed_tokens
             self._cache.record_query(request.tenant, request.num_prompt_tokens, sequence.num_computed_tokens)
         self._running.add(sequence)
-
-    def _next_block(self, sequence: Sequence) -> tuple[bytes, bytes | None]:
-        """Return what tells the block that a sequence computes next, if it computes a full one.
-
-        The namespace is in the digest already; but a digest can be forged, and must not delay another tenant.
-        """
-        num_blocks = sequence.num_committed_blocks
-        return self._cache.namespace_of(sequence, num_blocks), self._cache.next_digest(sequence, num_blocks)

@@ -51,7 +51,8 @@ class KVCache:
     """Give blocks to sequences, and share equal prefixes between them.
 
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
-    sequence is forked or released between steps, or in a step before its own allocate or after its own commit.
+    sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
+    truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
     digest finds blocks; it may collide, as token ids are compared before a block is shared.
     public_prefixes: token ids, each of whole blocks. The blocks of the longest one that a prompt begins with are shared
     by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
@@ -106,7 +107,8 @@ class KVCache:
     def match(self, sequence: Sequence, known: Match | None = None) -> Match:
         """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
 
-        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since.
+        known: an earlier match of the same sequence, which makes this one cheap, whatever has happened since, as long
+        as its tokens were not cut.
         Pure: changes neither blocks nor their ages; it may extend sequence.digests.
         """
         return self._find(sequence, sequence.num_reusable_tokens, known)
@@ -170,20 +172,32 @@ class KVCache:
         Committed blocks stay findable, and so does a part-filled last one below them. A copy that is still to be made
         for the sequence is forgotten.
         """
-        source = self._sources.pop(sequence, None)
-        if source is not None:
-            self._queued_copies.pop(sequence, None)
-            # The source lies below the sequence's path, so it goes first.
-            self._drop_source(source)
+        source = self._sources.get(sequence)
+        self._forget_copy(sequence)
         if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
             self._keep_tail(sequence)
-        committed = sequence.block_table[: sequence.num_committed_blocks]
-        for block_id in reversed(sequence.block_table[len(committed) :]):
-            self._drop(block_id)
-        self._pool.drop_findable(committed[::-1])
-        sequence.block_table = array("i")
+        self._drop_behind(sequence, 0)
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give up a sequence's K/V from its token num_tokens on, as a refused draft demands.
+
+        num_computed_tokens falls to num_tokens, and the blocks behind are given back; committed ones stay findable. A
+        prompt that begins with a public prefix must stay whole.
+        token_ids are the caller's to cut, before the sequence is passed to any other call. Where it goes on inside a
+        block that is shared or findable, the next allocate gives it its own copy.
+        """
+        assert num_tokens <= sequence.num_computed_tokens
+        num_full = num_tokens // self._block_size
+        num_kept = self._num_blocks_for(num_tokens)
+        source = self._sources.get(sequence)
+        if source is not None and num_kept <= source.num_computed_tokens // self._block_size:
+            self._forget_copy(sequence)
+        self._drop_behind(sequence, num_kept)
+        sequence.num_computed_tokens = num_tokens
+        sequence.num_committed_blocks = min(sequence.num_committed_blocks, num_full)
+        del sequence.digests[num_full:]
 
     def next_digest(self, sequence: Sequence, num_blocks: int) -> bytes | None:
         """Return the chained digest of the block behind a sequence's first num_blocks, or None if it is not full.
@@ -263,10 +277,8 @@ class KVCache:
         requests found. Takes time proportional to the blocks that it has in use. To be called between steps.
         """
         sequences = list(running)
-        # A block in use is in the tree if and only if its holders have committed it.
         num_findable = _num_distinct(
-            sequence.block_table[self._path(sequence).num_public_blocks : sequence.num_committed_blocks]
-            for sequence in sequences
+            self._findable(sequence)[self._path(sequence).num_public_blocks :] for sequence in sequences
         )
         counts = self._counts_of.get(tenant, _TokenCounts())
         return TenantStats(
@@ -319,7 +331,8 @@ class KVCache:
     def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
         table = sequence.block_table
         written, num_inside = divmod(sequence.num_computed_tokens, self._block_size)
-        copies = num_inside > 0 and self._pool.refcount(table[written]) > 1
+        # A findable one is left from before a truncate: others may read what it holds behind the sequence's tokens.
+        copies = num_inside > 0 and (self._pool.refcount(table[written]) > 1 or table[written] in self._tree)
         num_new = max(self._num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table), 0)
         if not self._fits(num_new + copies, array("i")):
             return False
@@ -406,14 +419,15 @@ class KVCache:
         return True
 
     def _keep_tail(self, sequence: Sequence) -> None:
-        """Make a sequence's part-filled last block findable, if it alone holds it and its path is in the tree."""
+        """Make a sequence's part-filled last block findable, if it alone knows it and its path is in the tree."""
         num_full = sequence.num_computed_tokens // self._block_size
         token_ids = sequence.token_ids[num_full * self._block_size : sequence.num_computed_tokens]
         if not self._prefix_cache or not token_ids or sequence.num_committed_blocks < num_full:
             return
         block_id = sequence.block_table[num_full]
         place = self._place(sequence)
-        if self._pool.refcount(block_id) == 1 and not self._tree.covers(place, token_ids):
+        is_own = self._pool.refcount(block_id) == 1 and block_id not in self._tree
+        if is_own and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
             self._order.enter_tail(sequence, block_id)
             self._remove_shorter_tails(place, token_ids)
@@ -423,6 +437,29 @@ class KVCache:
         for block_id in self._tree.find_shorter_tails(place, token_ids):
             if self._pool.is_cached(block_id):
                 self._remove(block_id)
+
+    def _findable(self, sequence: Sequence) -> "array[int]":
+        """Return the blocks of a sequence that are in the tree: those it has committed, and one it was truncated to."""
+        num_blocks = sequence.num_committed_blocks
+        behind = sequence.block_table[num_blocks : num_blocks + 1]
+        return sequence.block_table[: num_blocks + any(block_id in self._tree for block_id in behind)]
+
+    def _drop_behind(self, sequence: Sequence, num_kept: int) -> None:
+        """Drop all blocks of a sequence but its first num_kept, deepest first."""
+        table = sequence.block_table
+        num_committed = max(sequence.num_committed_blocks, num_kept)
+        for block_id in reversed(table[num_committed:]):
+            self._drop(block_id)
+        self._pool.drop_findable(table[num_kept:num_committed][::-1])
+        sequence.block_table = table[:num_kept]
+
+    def _forget_copy(self, sequence: Sequence) -> None:
+        """Let go of what a sequence copies from in this step, if anything, whether or not the copy is made."""
+        source = self._sources.pop(sequence, None)
+        if source is not None:
+            self._queued_copies.pop(sequence, None)
+            # The source lies below the sequence's path, so it goes before any block of that.
+            self._drop_source(source)
 
     def _drop(self, block_id: int) -> None:
         self._pool.drop(block_id, is_findable=block_id in self._tree)

@@ -23,6 +23,9 @@ from radixserve.core.public_prefixes import CachePath
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
 MAX_CANDIDATES = 8
 
+# Long runs are compared piece by piece, from this length on: most prompts differ soon, or not at all.
+MIN_COMPARED_TOKENS = 512
+
 BlockDigest = Callable[[bytes, bytes], bytes]
 Tokens = npt.NDArray[np.int32]
 
@@ -514,10 +517,14 @@ def _count(counts: dict[int, int], key: int, change: int) -> None:
 
 
 def _count_common(left: Tokens, right: Tokens) -> int:
-    """Return how many leading tokens are equal."""
+    """Return how many leading tokens are equal, in time proportional to that."""
     num_tokens = min(len(left), len(right))
-    if not num_tokens:
-        return 0
-    differs: npt.NDArray[Any] = left[:num_tokens] != right[:num_tokens]
-    first = int(differs.argmax())
-    return first if differs[first] else num_tokens
+    start, end = 0, MIN_COMPARED_TOKENS
+    while start < num_tokens:
+        end = min(end, num_tokens)
+        differs: npt.NDArray[Any] = left[start:end] != right[start:end]
+        first = int(differs.argmax())
+        if differs[first]:
+            return start + first
+        start, end = end, 8 * end
+    return num_tokens

@@ -86,7 +86,14 @@ class Scheduler:
         self._waiting = TenantQueues(self._policy, cache)
         self._running = RunningSequences(cache, self._waiting)
         self._beams = BeamSchedule(cache, self._waiting, self._running)
-        self._admission = Admission(cache, self._waiting, self._running, self._beams, max_num_seqs=limits.max_num_seqs)
+        self._admission = Admission(
+            cache,
+            self._waiting,
+            self._running,
+            self._beams,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
         self._scheduled: list[tuple[Sequence, int]] = []
         self._num_arrived = 0
         self._num_arrived_of = Counter[str | None]()

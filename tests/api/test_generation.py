@@ -316,7 +316,7 @@ async def test_tool_calls_of_earlier_answers_reach_the_template(tokenizer: Token
     assert "None" not in tokenizer.decode(body["prompt_token_ids"])
 
 
-async def test_cache_salts_keep_prefixes_apart(tokenizer: Tokenizer) -> None:
+async def test_pc_7_cache_salts_keep_prefixes_apart(tokenizer: Tokenizer) -> None:
     async with called(stub_engine(tokenizer, alphabet)) as client:
 
         async def cached(**fields: Any) -> int:

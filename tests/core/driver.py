@@ -2,6 +2,7 @@
 
 import pickle
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.kv_cache import KVCache, Match
-from radixserve.core.namespace import public_namespace_of
+from radixserve.core.namespace import is_public, public_namespace_of, tenant_of
 from radixserve.core.public_prefixes import CachePath
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -65,7 +66,11 @@ class Driver:
         self.running: list[Sequence] = []
         self.shadow: dict[tuple[int, int], Prefix | None] = {}
         self.num_copies = 0
-        self.sources: dict[Sequence, int] = {}
+        self.copies: dict[Sequence, BlockCopy] = {}
+        self.num_queried_tokens: Counter[str | None] = Counter()
+        self.num_hit_tokens: Counter[str | None] = Counter()
+        self.num_evicted_tokens: Counter[str | None] = Counter()
+        self.num_evicted_public_tokens = 0
 
     # What a scheduler does.
 
@@ -83,21 +88,26 @@ class Driver:
     def admit(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Allocate for a sequence without blocks. False has changed nothing."""
         match = match or self.cache.match(sequence)
-        before = pickle.dumps(self.cache)
+        before, was_findable = pickle.dumps(self.cache), self.findable()
         if not self.cache.allocate(sequence, num_tokens, match):
             assert pickle.dumps(self.cache) == before
             assert not sequence.block_table
             return False
         assert sequence.num_computed_tokens <= match.num_tokens
         self.running.append(sequence)
+        self._count_evicted(was_findable, sequence)
+        self.cache.record_query(sequence.request.tenant, sequence.num_tokens, sequence.num_computed_tokens)
+        self.num_queried_tokens[sequence.request.tenant] += sequence.num_tokens
+        self.num_hit_tokens[sequence.request.tenant] += sequence.num_computed_tokens
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate for a running sequence. False has changed nothing."""
-        before = pickle.dumps((self.cache, sequence))
+        before, was_findable = pickle.dumps((self.cache, sequence)), self.findable()
         if not self.cache.allocate(sequence, num_tokens):
             assert pickle.dumps((self.cache, sequence)) == before
             return False
+        self._count_evicted(was_findable, None)
         return True
 
     def step(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -127,12 +137,24 @@ class Driver:
         self.running.append(child)
         return child
 
+    def truncate(self, sequence: Sequence, num_tokens: int, token_ids: Iterable[int] = ()) -> None:
+        """Give up a running sequence's K/V from num_tokens on, and let it go on with other tokens."""
+        num_committed = min(sequence.num_committed_blocks, num_tokens // self.block_size)
+        self.cache.truncate(sequence, num_tokens)
+        del sequence.token_ids[num_tokens:]
+        sequence.token_ids.extend(token_ids)
+        assert sequence.num_computed_tokens == num_tokens
+        assert sequence.num_committed_blocks == num_committed
+        assert len(sequence.block_table) == -(-num_tokens // self.block_size)
+        if sequence in self.copies and self.copies[sequence].destination not in sequence.block_table:
+            del self.copies[sequence]
+
     def finish(self, sequence: Sequence) -> None:
         """End a running sequence, or preempt it."""
         self.cache.commit(sequence)
         self.cache.release(sequence)
         self.running.remove(sequence)
-        self.sources.pop(sequence, None)
+        self.copies.pop(sequence, None)
         assert not sequence.block_table
         assert sequence.num_computed_tokens == sequence.num_committed_blocks == 0
 
@@ -168,8 +190,10 @@ class Driver:
         for copy, content in zip(copies, contents, strict=True):
             for offset, prefix in enumerate(content):
                 self.shadow[copy.destination, offset] = prefix
-        self.check(self.sources.values())
+        self.check(copy.source for copy in self.copies.values())
+        findable = self.findable()
         for sequence, num_tokens in rows:
+            assert findable.keys().isdisjoint(sequence.block_table[sequence.num_computed_tokens // self.block_size :])
             end = sequence.num_computed_tokens + num_tokens
             for position in range(sequence.num_computed_tokens, end):
                 slot = divmod(position, self.block_size)
@@ -179,23 +203,24 @@ class Driver:
             self.cache.commit(sequence)
 
     def take_copies(self) -> list[BlockCopy]:
-        """Take the step's copies, and note in sources which sequence each is for."""
+        """Take the step's copies, and note which sequence each is for."""
         copies = self.cache.take_copies()
         self.num_copies += len(copies)
         assert len({copy.destination for copy in copies}) == len(copies)
         for copy in copies:
             (writer,) = [sequence for sequence in self.running if copy.destination in sequence.block_table]
-            self.sources[writer] = copy.source
+            self.copies[writer] = copy
         return copies
 
     def end_step(self) -> None:
         self.cache.end_step()
-        self.sources.clear()
+        self.copies.clear()
 
     # The laws.
 
     def check(self, sources: Iterable[int] = ()) -> None:
         """Everything that must hold between two steps, or, with the sources of its copies, before a step computes."""
+        sources = list(sources)
         entries = self.entries()
         stats = self.cache.stats()
         held = {block_id for sequence in self.running for block_id in sequence.block_table}.union(sources)
@@ -210,7 +235,6 @@ class Driver:
         assert stats.tree_depth == max((entry.depth for entry in entries), default=0)
         for sequence in self.running:
             self.check_reads_its_own_prefix(sequence)
-            self._check_blocks_are_its_own_to_write(sequence)
         for entry in entries:
             self.check_holds(entry.block_ids, entry.namespaces, entry.token_ids)
             if not entry.is_tail and len(entry.followers) == 1:
@@ -218,6 +242,25 @@ class Driver:
                 assert follower.is_tail or follower.namespaces[-1] != entry.namespaces[-1], (
                     "a run without a branch is two nodes"
                 )
+        assert stats.num_queried_tokens == self.num_queried_tokens.total()
+        assert stats.num_hit_tokens == self.num_hit_tokens.total()
+        assert stats.num_evicted_tokens == self.num_evicted_tokens.total() + self.num_evicted_public_tokens
+        if not sources:
+            self._check_tenants(held)
+
+    def _check_tenants(self, held: set[int]) -> None:
+        """Each tenant's figures are those of its own sequences and namespaces; public blocks are nobody's."""
+        own_blocks = [(i, namespace) for i, (namespace, _) in self.findable().items() if not is_public(namespace)]
+        for tenant in {None, *self.num_queried_tokens}:
+            running = [sequence for sequence in self.running if sequence.request.tenant == tenant]
+            stats = self.cache.tenant_stats(tenant, running, 7)
+            own = {block_id for block_id, namespace in own_blocks if tenant_of(namespace) == tenant}
+            assert stats.num_cached_blocks == len(own - held)
+            assert stats.num_in_use_blocks == len({i for sequence in running for i in sequence.block_table})
+            assert (stats.num_running, stats.num_waiting) == (len(running), 7)
+            assert stats.num_queried_tokens == self.num_queried_tokens[tenant]
+            assert stats.num_hit_tokens == self.num_hit_tokens[tenant]
+            assert stats.num_evicted_tokens == self.num_evicted_tokens[tenant]
 
     def check_match(self, sequence: Sequence) -> Match:
         """A match is pure, names only blocks that hold the sequence's own prefix, and leaves a token to compute."""
@@ -297,9 +340,29 @@ class Driver:
             entries.append(entry)
         return entries
 
-    def _check_blocks_are_its_own_to_write(self, sequence: Sequence) -> None:
-        findable = {block_id for entry in self.entries() for block_id in entry.block_ids}
-        assert findable.isdisjoint(sequence.block_table[sequence.num_computed_tokens // self.block_size :])
+    def findable(self) -> dict[int, Prefix]:
+        """What each block of the tree holds: all tokens up to its last one."""
+        findable: dict[int, Prefix] = {}
+        for entry in self.entries():
+            for index in range(len(entry.block_ids) - entry.num_own_blocks, len(entry.block_ids)):
+                prefix = entry.token_ids[: (index + 1) * self.block_size]
+                findable[entry.block_ids[index]] = (entry.namespaces[-1], prefix)
+        return findable
+
+    def _count_evicted(self, was_findable: dict[int, Prefix], attached: Sequence | None) -> None:
+        """Count the tokens that an allocate made room of. A tail that the attached sequence took over is none of it."""
+        gone = was_findable.keys() - self.findable().keys()
+        if attached is not None and attached.num_computed_tokens % self.block_size:
+            taken = attached.block_table[attached.num_computed_tokens // self.block_size]
+            prefix = self._prefix(attached, attached.num_computed_tokens - 1)
+            gone -= {taken} if was_findable.get(taken) == prefix else set()
+        for block_id in gone:
+            namespace, prefix_tokens = was_findable[block_id]
+            num_tokens = (len(prefix_tokens) - 1) % self.block_size + 1
+            if is_public(namespace):
+                self.num_evicted_public_tokens += num_tokens
+            else:
+                self.num_evicted_tokens[tenant_of(namespace)] += num_tokens
 
     def _block(self, block_id: int) -> list[Prefix | None]:
         return [self.shadow.get((block_id, offset)) for offset in range(self.block_size)]

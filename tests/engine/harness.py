@@ -7,6 +7,7 @@ from typing import Any
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EvictionPolicy, SchedulePolicy
 from radixserve.core.kv_cache import KVCache
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.core import EngineCore
@@ -41,6 +42,7 @@ class Harness:
         prefix_cache: bool = True,
         cache_type: type[KVCache] = KVCache,
         eviction_policy: EvictionPolicy = "learned-reuse",
+        digest: BlockDigest = xxh3_digest,
         public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
     ) -> None:
@@ -54,6 +56,7 @@ class Harness:
                 num_blocks,
                 block_size,
                 prefix_cache=prefix_cache,
+                digest=digest,
                 public_prefixes=public_prefixes,
                 eviction_policy=eviction_policy,
             ),

@@ -4,11 +4,14 @@ The stub checks on every step that each row reads K/V of exactly its own prefix 
 """
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from radixserve.config import SchedulePolicy
+from radixserve.core.namespace import encode_namespace
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
+from radixserve.protocol import CacheWasReset, ResetCache
 from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import MakeHarness, ids
 
@@ -30,9 +33,11 @@ def test_pc_1_a_repeated_prompt_hits_all_but_its_last_token(make_harness: MakeHa
 def test_pc_1_three_copies_of_a_prompt_in_one_batch(make_harness: MakeHarness) -> None:
     harness = make_harness()
     expected = cold(make_harness, ids(1, 2 * B))
-    requests = [harness.add(ids(1, 2 * B)) for _ in range(3)]
-    harness.run()
-    assert [harness.results[request].answers[0].token_ids for request in requests] == [expected] * 3
+    for num_cached in ([0, 2 * B - 1, 2 * B - 1], [2 * B - 1] * 3):
+        requests = [harness.add(ids(1, 2 * B)) for _ in range(3)]
+        harness.run()
+        assert [harness.results[request].answers[0].token_ids for request in requests] == [expected] * 3
+        assert sorted(harness.results[request].num_cached_tokens for request in requests) == num_cached
 
 
 def test_pc_3_a_recycled_block_no_longer_answers_for_its_old_content(make_harness: MakeHarness) -> None:
@@ -44,6 +49,7 @@ def test_pc_3_a_recycled_block_no_longer_answers_for_its_old_content(make_harnes
     assert harness.ask(prompts[0]).answers[0].token_ids == first.answers[0].token_ids
 
 
+@pytest.mark.parametrize("digest", [xxh3_digest, lambda parent, content: bytes(16)], ids=["xxh3", "constant"])
 @pytest.mark.parametrize(
     ("first", "second", "num_common"),
     [
@@ -54,14 +60,20 @@ def test_pc_3_a_recycled_block_no_longer_answers_for_its_old_content(make_harnes
         ([3, 4, 5], [3, 4, 6], 2),
     ],
 )
+@pytest.mark.parametrize("num_head_tokens", [0, 2 * B])
 def test_pc_4_a_hit_ends_at_the_first_differing_token(
-    make_harness: MakeHarness, first: list[int], second: list[int], num_common: int
+    make_harness: MakeHarness,
+    digest: BlockDigest,
+    first: list[int],
+    second: list[int],
+    num_common: int,
+    num_head_tokens: int,
 ) -> None:
-    head, tail = ids(5, 2 * B), ids(9, B)
-    harness = make_harness()
+    head, tail = ids(5, num_head_tokens), ids(9, B)
+    harness = make_harness(digest=digest)
     harness.ask(head + first + tail)
     result = harness.ask(head + second + tail)
-    assert result.num_cached_tokens == 2 * B + num_common
+    assert result.num_cached_tokens == num_head_tokens + num_common
     assert result.answers[0].token_ids == cold(make_harness, head + second + tail)
 
 
@@ -104,10 +116,12 @@ def test_pc_6_hits_do_not_depend_on_chunks(make_harness: MakeHarness) -> None:
     first = harness.ask(prompt)
     second = harness.ask(prompt)
     assert second.num_cached_tokens == 6 * B + 2
-    assert second.answers[0].token_ids == first.answers[0].token_ids == cold(make_harness, prompt)
     result = harness.ask(third)
     assert result.num_cached_tokens == 5 * B
-    assert result.answers[0].token_ids == cold(make_harness, third)
+    whole = make_harness(max_num_batched_tokens=1024, num_blocks=128)
+    assert second.answers == first.answers == whole.ask(prompt).answers
+    whole.reset_cache()
+    assert result.answers == whole.ask(third).answers
 
 
 @pytest.mark.parametrize("policy", get_args(SchedulePolicy))
@@ -142,12 +156,13 @@ def test_pc_9_generated_tokens_are_hits_in_the_next_turn(make_harness: MakeHarne
     assert result.answers[0].token_ids == cold(make_harness, turn)
 
 
-def test_namespaces_share_nothing(make_harness: MakeHarness) -> None:
+def test_pc_7_only_requests_of_one_kind_and_value_of_namespace_share(make_harness: MakeHarness) -> None:
     harness = make_harness()
     prompt = ids(1, 3 * B)
-    assert harness.ask(prompt).num_cached_tokens == 0
-    assert harness.ask(prompt, namespace=b"s").num_cached_tokens == 0
-    assert harness.ask(prompt, namespace=b"s").num_cached_tokens == 3 * B - 1
+    fields: list[dict[str, str]] = [{}, {"salt": "S"}, {"salt": "T"}, {"adapter": "S"}, {"tenant": "S"}]
+    for num_cached_tokens in (0, 3 * B - 1):
+        for given in fields:
+            assert harness.ask(prompt, namespace=encode_namespace(**given)).num_cached_tokens == num_cached_tokens
 
 
 def test_without_the_prefix_cache_nothing_is_reused(make_harness: MakeHarness) -> None:
@@ -157,15 +172,37 @@ def test_without_the_prefix_cache_nothing_is_reused(make_harness: MakeHarness) -
     assert harness.stats.cache.num_free_blocks == harness.stats.cache.num_blocks
 
 
-def test_a_reset_frees_every_cached_block_and_leaves_running_answers_alone(make_harness: MakeHarness) -> None:
+def test_rt_4_two_who_compute_one_prefix_at_once_end_up_with_one_copy_of_it(make_harness: MakeHarness) -> None:
+    """Only those who want the scores of their prompts do so: they cannot wait for blocks, which hold no logits."""
+    prefix = ids(1, 4 * B)
+    prompts = [[*prefix, 3], [*prefix, 4], ids(100, 4 * B)]
+    params: list[dict[str, Any]] = [{"prompt_logprobs": 0}, {"prompt_logprobs": 0}, {}]
+    harness = make_harness(num_blocks=14, max_num_batched_tokens=9 * B, max_model_len=5 * B)
+    twins = [harness.add(prompts[number], max_tokens=B - 2, **params[number]) for number in range(2)]
+    harness.step()
+    assert harness.stats.cache.num_in_use_blocks == 4 + 2
+    third = harness.add(prompts[2], max_tokens=B - 2)
+    harness.step()
+    assert harness.stats.num_running == 3
+    harness.run()
+    for request, prompt, own in zip([*twins, third], prompts, params, strict=True):
+        alone = make_harness().ask(prompt, max_tokens=B - 2, **own)
+        assert harness.results[request].answers == alone.answers
+        assert harness.results[request].prompt_logprobs == alone.prompt_logprobs
+
+
+def test_rt_6_a_reset_frees_every_cached_block_and_leaves_running_answers_alone(make_harness: MakeHarness) -> None:
     harness = make_harness()
     harness.ask(ids(60, 3 * B))
+    num_cached_blocks = harness.stats.cache.num_cached_blocks
     request = harness.add(ids(1, 2 * B), max_tokens=B)
     for _ in range(4):
         harness.step()
-    harness.reset_cache()
+    assert harness.core.control(ResetCache()) == CacheWasReset(num_cached_blocks, num_kept_blocks=2)
     assert harness.stats.cache.num_cached_blocks == 0
     harness.run()
-    assert harness.results[request].answers[0].token_ids == cold(make_harness, ids(1, 2 * B), max_tokens=B)
+    expected = cold(make_harness, ids(1, 2 * B), max_tokens=B)
+    assert harness.results[request].answers[0].token_ids == expected
+    assert harness.ask(ids(1, 2 * B), max_tokens=B).answers[0].token_ids == expected
     harness.reset_cache()
     assert harness.stats.cache.num_free_blocks == harness.stats.cache.num_blocks
