@@ -13,6 +13,7 @@ from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.hermes import CALL_BEGIN
 
 T = TypeVar("T")
 
@@ -75,7 +76,13 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
-        engine.generate(prompt, generation.params, namespace=generation.namespace, priority=generation.priority)
+        engine.generate(
+            prompt,
+            generation.params,
+            namespace=generation.namespace,
+            priority=generation.priority,
+            tool_call_begin=None if generation.tool_use is None else CALL_BEGIN,
+        )
         for prompt in generation.prompts
     ]
     if len(streams) == 1:

@@ -19,6 +19,7 @@ import time
 import tracemalloc
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from cache_baselines import DigestDictionary, LockedTree
 
 from radixserve.bench.report import percentile
 from radixserve.bench.serve import describe_environment
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import SampledTokens
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
@@ -71,6 +73,7 @@ def measure_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(arguments.seed)
     rounds: dict[str, Round] = {
         "radixserve": RadixTreeRounds(arguments.pool_blocks),
+        "radixserve_lru": RadixTreeRounds(arguments.pool_blocks, "lru"),
         "digest_dictionary": DictionaryRounds(arguments.pool_blocks),
         "locked_tree": LockedTreeRounds(arguments.pool_blocks),
     }
@@ -94,8 +97,8 @@ def measure_prompt(arguments: argparse.Namespace) -> dict[str, Any]:
 class RadixTreeRounds:
     """The product's own cache, by what the scheduler calls of it."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.cache = KVCache(num_blocks, BLOCK_SIZE)
+    def __init__(self, num_blocks: int, eviction_policy: EvictionPolicy = "learned-reuse") -> None:
+        self.cache = KVCache(num_blocks, BLOCK_SIZE, eviction_policy=eviction_policy)
 
     def __call__(self, token_ids: "array[int]") -> dict[str, float]:
         cache = self.cache
@@ -274,6 +277,7 @@ def measure_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     num_blocks = num_prompts * PROMPT_BLOCKS
     kinds: dict[str, Callable[[int], Round]] = {
         "radixserve": RadixTreeRounds,
+        "radixserve_lru": partial(RadixTreeRounds, eviction_policy="lru"),
         "digest_dictionary": DictionaryRounds,
         "locked_tree": LockedTreeRounds,
     }

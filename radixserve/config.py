@@ -16,6 +16,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 AttentionBackendName = Literal["auto", "torch", "cpp", "triton"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 SchedulePolicy = Literal["cache-aware", "fcfs", "priority"]
+EvictionPolicy = Literal["learned-reuse", "lru"]
 
 
 def _described(text: str) -> msgspec.Meta:
@@ -47,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: Annotated[int | None, _described("most tokens that one step computes")] = None
     max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
-    eviction_policy: Annotated[Literal["lru"], _described("which cached block is given up first")] = "lru"
+    eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
     public_prefixes: Annotated[
         str | None, _described("JSON file of system prompts that all tenants share the K/V of")

@@ -37,6 +37,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     prompt_token_ids: int32 in native order, at least one, each inside the vocabulary, fewer than max_model_len.
     namespace: prefixes are shared between requests of equal namespaces only (see radixserve.core.namespace).
     priority: lower goes first, under the priority policy.
+    tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     params: SamplingParams | BeamSearchParams
     namespace: bytes = b""
     priority: int = 0
+    tool_call_begin: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -23,6 +23,7 @@ def stub_engine(
     config: EngineConfig | None = None,
     num_blocks: int = 64,
     max_model_len: int = 512,
+    cache_type: type[KVCache] = KVCache,
     make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
     **stub: Any,
 ) -> AsyncEngine:
@@ -40,11 +41,12 @@ def stub_engine(
             end_token_ids=tokenizer.eos_token_ids,
             schedule_policy=settings.schedule_policy,
         )
-        cache = KVCache(
+        cache = cache_type(
             num_blocks,
             settings.block_size,
             prefix_cache=not settings.no_prefix_cache,
             public_prefixes=load_public_prefixes(settings, tokenizer),
+            eviction_policy=settings.eviction_policy,
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)
         ready = EngineReady(

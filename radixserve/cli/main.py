@@ -194,7 +194,10 @@ def _add_replay_arguments(parser: ArgumentParser) -> None:
         help="tokens that the cache holds; with several numbers, one replay for each",
     )
     parser.add_argument(
-        "--policy", metavar="NAME", default="lru", help="order of eviction: lru, the only one yet (default: lru)"
+        "--policy",
+        metavar="NAME",
+        nargs="+",
+        help="order of eviction, learned-reuse or lru (default: a server's); with several names, one replay for each",
     )
     parser.add_argument(
         "--sessions",
@@ -202,7 +205,7 @@ def _add_replay_arguments(parser: ArgumentParser) -> None:
         type=_positive,
         help="sessions that go on side by side, where the trace has sessions (default: 32)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each capacity")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each replay")
 
 
 def _add_server_arguments(add: Callable[..., argparse.Action]) -> None:

@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from radixserve.core.unheld_blocks import UnheldBlocks
+from radixserve.core.eviction.order import EvictionOrder
 
 
 class BlockPool:
@@ -14,14 +14,14 @@ class BlockPool:
     refcount; the source of a copy is held apart from that, so that a refcount of 1 always means one writer.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, unheld: EvictionOrder) -> None:
         self.num_blocks = num_blocks
         self._free = array("i", range(num_blocks - 1, -1, -1))
         self._refcounts = array("i", bytes(4 * num_blocks))
         self._num_copies_from: dict[int, int] = {}
-        # The order of eviction. Tables are dropped deepest first, and whoever holds a block holds all blocks above it;
-        # so a block enters after every block below it, and the front is always a leaf's end.
-        self._cached = UnheldBlocks(num_blocks)
+        # Tables are dropped deepest first, and whoever holds a block holds all blocks above it; so a block enters after
+        # every block below it.
+        self._cached = unheld
 
     @property
     def num_free(self) -> int:
@@ -49,14 +49,6 @@ class BlockPool:
     def count_cached(self, block_ids: "array[int]") -> int:
         """How many of the blocks nobody holds."""
         return self._cached.count(block_ids)
-
-    def cached_ids(self) -> list[int]:
-        """The blocks that eviction may take, in the order in which it would."""
-        return list(self._cached)
-
-    def oldest_cached(self) -> int:
-        """The block that eviction takes next. There must be a cached one."""
-        return self._cached.oldest()
 
     def take(self) -> int:
         """Give out a free block to one sequence. There must be a free one."""
@@ -96,10 +88,10 @@ class BlockPool:
             del self._num_copies_from[block_id]
         self._settle(block_id, is_findable)
 
-    def free(self, block_id: int) -> None:
-        """Free a cached block that the tree no longer finds."""
-        self._cached.discard(block_id)
-        self._free.append(block_id)
+    def free(self, block_ids: "array[int]") -> None:
+        """Free cached blocks that the tree no longer finds."""
+        self._cached.discard_all(block_ids)
+        self._free += block_ids
 
     def _settle(self, block_id: int, is_findable: bool) -> None:
         if self._refcounts[block_id] or block_id in self._num_copies_from:

@@ -10,15 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_pool import BlockPool
+from radixserve.core.eviction.answer import Answer
+from radixserve.core.eviction.learned_reuse import LearnedReuse
+from radixserve.core.eviction.lru import LeastRecentlyUsed
+from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import is_public, tenant_of
 from radixserve.core.public_prefixes import CachePath, PublicPrefixes
-from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, xxh3_digest
+from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import CacheStats, TenantStats
 
-__all__ = ["CachedRun", "KVCache", "Match"]
+__all__ = ["Answer", "CachedRun", "KVCache", "Match"]
 
 
 class _Source(NamedTuple):
@@ -59,6 +64,7 @@ class KVCache:
         block_size: int,
         *,
         prefix_cache: bool = True,
+        eviction_policy: EvictionPolicy = "lru",
         public_prefixes: Iterable[Tokens[int]] = (),
         digest: BlockDigest = xxh3_digest,
     ) -> None:
@@ -66,8 +72,13 @@ class KVCache:
         self._prefix_cache = prefix_cache
         self._public_prefixes = PublicPrefixes(public_prefixes, block_size)
         self._digest = digest
-        self._pool = BlockPool(num_blocks)
         self._tree = RadixTree(num_blocks, block_size, digest)
+        self._order: EvictionOrder
+        if eviction_policy == "learned-reuse":
+            self._order = LearnedReuse(num_blocks, self._tree, self._digest_of)
+        else:
+            self._order = LeastRecentlyUsed(num_blocks)
+        self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._counts = _TokenCounts()
@@ -141,6 +152,7 @@ class KVCache:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_committed_blocks = parent.num_committed_blocks
         child.digests = parent.digests[: parent.num_computed_tokens // self._block_size]
+        self._order.fork(parent, child)
         self._pool.share(child.block_table)
 
     def commit(self, sequence: Sequence) -> None:
@@ -217,16 +229,26 @@ class KVCache:
         for counts in (self._counts, self._counts_of[tenant]):
             counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
 
+    def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+        """Tell how a sequence's answer ended, once, before or after its release, for the order of eviction.
+
+        It has no effect on blocks that others have used since.
+        """
+        self._order.record_answer(sequence, answer)
+
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
         """Forget every cached block of a tenant, or of all tenants, and all public ones, if None is given.
 
         Returns how many were dropped, and how many stay findable as they are in use.
         """
         num_dropped = 0
-        for block_id in self._pool.cached_ids():
-            if tenant is None or tenant_of(self._tree.namespace_of(block_id)) == tenant:
-                self._remove(block_id)
-                num_dropped += 1
+        # Each node before those above it, so that what is dropped is always the end of a leaf.
+        for run in reversed(list(self._tree.walk())):
+            if tenant is None or tenant_of(run.namespace) == tenant:
+                num_cached = self._pool.count_cached(run.block_ids)
+                if num_cached:
+                    self._remove(run.block_ids[-1], num_cached)
+                    num_dropped += num_cached
         return num_dropped, self._tree.num_blocks if tenant is None else self._tree.num_blocks_of(tenant)
 
     def walk(self) -> Iterator[CachedRun]:
@@ -289,16 +311,18 @@ class KVCache:
         num_new = self._num_blocks_for(match.num_tokens + num_tokens) - len(match.block_ids) - takes_over
         if not self._fits(num_new, held):
             return False
+        if self._prefix_cache:
+            self._order.begin(sequence, match.block_ids)
         pool.share(match.block_ids)
         table = match.block_ids[:]
         if partial is not None and takes_over:
-            tree.remove(partial)
+            self._order.remove(tree.remove(partial), is_eviction=False)
             pool.share(array("i", [partial]))
             table.append(partial)
         elif partial is not None:
             table.append(self._take_copy(sequence, partial, match.num_tokens))
             num_new -= 1
-        table.extend(self._take() for _ in range(num_new))
+        self._take_all(table, num_new)
         sequence.block_table = table
         sequence.num_computed_tokens = match.num_tokens
         sequence.num_committed_blocks = len(match.block_ids)
@@ -316,7 +340,7 @@ class KVCache:
             source = table[written]
             table[written] = self._take_copy(sequence, source, sequence.num_computed_tokens)
             self._drop(source)
-        table.extend(self._take() for _ in range(num_new))
+        self._take_all(table, num_new)
         return True
 
     def _fits(self, num_new: int, held: "array[int]") -> bool:
@@ -324,9 +348,15 @@ class KVCache:
         num_spare = self._pool.num_free + self._pool.num_cached - num_new
         return num_spare >= len(held) or num_spare >= self._pool.count_cached(held)
 
+    def _take_all(self, table: "array[int]", num_blocks: int) -> None:
+        """Append new blocks to a table, for which there must be room."""
+        while self._pool.num_free < num_blocks:
+            self._evict(num_blocks - self._pool.num_free)
+        table.extend(self._pool.take() for _ in range(num_blocks))
+
     def _take(self) -> int:
         if not self._pool.num_free:
-            self._evict()
+            self._evict(1)
         return self._pool.take()
 
     def _take_copy(self, sequence: Sequence, source: int, num_computed_tokens: int) -> int:
@@ -338,18 +368,23 @@ class KVCache:
         self._queued_copies[sequence] = BlockCopy(source, block_id)
         return block_id
 
-    def _evict(self) -> None:
-        block_id = self._pool.oldest_cached()
+    def _evict(self, max_blocks: int) -> None:
+        """Free a cached block, and up to max_blocks if more of its run go next."""
+        block_id, num_blocks = self._order.first()
+        if num_blocks > 1:
+            # Whoever holds a block holds those above it, so the unheld ones come last.
+            num_blocks = self._pool.count_cached(self._tree.last_blocks(block_id, min(num_blocks, max_blocks)))
         namespace = self._tree.namespace_of(block_id)
-        num_tokens = self._remove(block_id)
+        num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
         self._counts.add(num_evicted=num_tokens)
         if not is_public(namespace):
             self._counts_of[tenant_of(namespace)].add(num_evicted=num_tokens)
 
-    def _remove(self, block_id: int) -> int:
-        num_tokens = self._tree.remove(block_id)
-        self._pool.free(block_id)
-        return num_tokens
+    def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
+        removal = self._tree.remove(block_id, num_blocks)
+        self._order.remove(removal, is_eviction=is_eviction)
+        self._pool.free(removal.block_ids)
+        return removal
 
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
@@ -362,6 +397,7 @@ class KVCache:
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
         if found:
+            self._order.reuse(sequence, first, found)
             self._pool.share(found)
             for block_id in table[first : first + len(found)]:
                 self._drop(block_id)
@@ -377,6 +413,7 @@ class KVCache:
         if below is None:
             # An equal digest of other tokens: this block and those below it stay the sequence's own.
             return False
+        self._order.enter(sequence, first, table[first:end])
         self._remove_shorter_tails(below, token_ids[: self._block_size])
         sequence.num_committed_blocks = end
         return True
@@ -392,6 +429,7 @@ class KVCache:
         is_own = self._pool.refcount(block_id) == 1 and block_id not in self._tree
         if is_own and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
+            self._order.enter_tail(sequence, block_id)
             self._remove_shorter_tails(place, token_ids)
 
     def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:

@@ -52,6 +52,19 @@ class Match(NamedTuple):
     end: tuple[int, int] = (-1, 0)
 
 
+class Removal(NamedTuple):
+    """What a tree has forgotten at the end of a leaf.
+
+    block_ids, token_ids: in the order of the path. end: the block above them; -1 if there is none. is_end_of_leaf:
+    whether that is the end of a leaf now.
+    """
+
+    block_ids: "array[int]"
+    token_ids: "array[int]"
+    end: int
+    is_end_of_leaf: bool
+
+
 class CachedRun(NamedTuple):
     """One node, as RadixTree.walk shows it.
 
@@ -287,21 +300,39 @@ class RadixTree:
         node = self._node_of(block_id)
         return node.is_tail and len(node.token_ids) == num_tokens
 
-    def remove(self, block_id: int) -> int:
-        """Forget a block that nothing follows, and return how many tokens it held."""
+    def is_end_of_leaf(self, block_id: int) -> bool:
+        """Whether a block of the tree has nothing below it."""
+        node = self._node_of(block_id)
+        return node.is_leaf and node.block_ids[-1] == block_id
+
+    def last_blocks(self, block_id: int, num_blocks: int) -> "array[int]":
+        """Return the last num_blocks of the run that a block of the tree is in, or all if they are fewer."""
+        return self._node_of(block_id).block_ids[-num_blocks:]
+
+    def remove(self, block_id: int, num_blocks: int = 1) -> Removal:
+        """Forget a block that nothing follows, and as many above it in its run that num_blocks are gone."""
         node = self._node_of(block_id)
         assert node.is_leaf
         node.num_removals += 1
-        assert node.block_ids[-1] == block_id
+        block_ids = node.block_ids[-num_blocks:]
+        assert len(block_ids) == num_blocks
+        assert block_ids[-1] == block_id
         self.num_removals += 1
-        self._count_blocks(node, -1)
-        self._owner[block_id] = -1
-        if len(node.block_ids) == 1:
+        self._count_blocks(node, -num_blocks)
+        for removed in block_ids:
+            self._owner[removed] = -1
+        if num_blocks == len(node.block_ids):
+            above = node.parent
+            if above is not None and above.is_root:
+                above = above.parent
             self._unlink(node)
-            return len(node.token_ids)
-        node.block_ids.pop()
-        del node.token_ids[-self.block_size :]
-        return self.block_size
+            if above is None:
+                return Removal(block_ids, node.token_ids, -1, False)
+            return Removal(block_ids, node.token_ids, above.block_ids[-1], above.is_leaf)
+        del node.block_ids[-num_blocks:]
+        token_ids = node.token_ids[-num_blocks * self.block_size :]
+        del node.token_ids[-len(token_ids) :]
+        return Removal(block_ids, token_ids, node.block_ids[-1], True)
 
     def walk(self) -> Iterator[CachedRun]:
         """Yield every run and tail, each before those below it. Not to be continued after a change."""

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from radixserve.core.bad_words import BadWords, banned_token_ids
 from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
+from radixserve.core.eviction.use import Use
 from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.public_prefixes import CachePath
@@ -37,6 +38,7 @@ class Request:
     prompt_scores: None unless the prompt's log-probabilities are wanted. bad_words: what no answer may contain.
     beam: decides about a beam search, whose live beams are the sequences, the best first.
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
+    tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
     path: where its blocks lie; the KVCache says so once it is first asked.
     """
 
@@ -55,6 +57,7 @@ class Request:
     bad_words: BadWords = ()
     beam: BeamGroup | None = None
     allowed_tokens: bytes | None = None
+    tool_call_begin: str | None = None
     path: CachePath | None = None
 
     @property
@@ -80,6 +83,7 @@ class Sequence:
     token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
     tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
     digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    use: what the order of eviction knows of the sequence, from its first block on, if it asks.
     num_steps_let_pass: steps that it has let pass for the sake of what others compute; 0 once it runs (in_flight.py).
     constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
     """
@@ -94,6 +98,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_committed_blocks: int = 0
     digests: list[bytes] = field(default_factory=list)
+    use: Use | None = None
     num_steps_let_pass: int = 0
     constraint: TokenConstraint | None = None
 

@@ -173,12 +173,15 @@ class AsyncEngine:
         *,
         namespace: bytes = b"",
         priority: int = 0,
+        tool_call_begin: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
 
         A beam search yields nothing until it ends, and then one Delta for each answer.
 
         priority: lower starts first; other than 0 only under the schedule policy of that name.
+        tool_call_begin: the text by which an answer's call of a tool begins. It changes no answer, only how long K/V
+        of the request are likely to stay cached.
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
         """
@@ -198,7 +201,8 @@ class AsyncEngine:
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         num_unfinished = params.num_returned
         try:
-            client.add(AddRequest(request_id, array("i", token_ids).tobytes(), params, namespace, priority))
+            packed_ids = array("i", token_ids).tobytes()
+            client.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin))
             while num_unfinished > 0:
                 try:
                     async with asyncio.timeout_at(deadline):

@@ -14,6 +14,7 @@ from radixserve.core.sequence import Request, Sequence
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
+from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import (
@@ -161,11 +162,13 @@ class EngineCore:
         deltas += [self._fail(request, failure) for request, failure in result.failed.items()]
         for request in result.computed:
             deltas += _empty_answers(request)
+            self._record_answers(request)
             self._forget(request)
         for request in result.searched:
             answers = self._beams.deltas(request)
             self._num_generated_tokens += sum(len(answer.token_ids) for answer in answers)
             deltas += answers
+            self._record_answers(request)
             self._forget(request)
         for token in result.new_tokens:
             if token.sequence.request.is_finished:
@@ -185,6 +188,8 @@ class EngineCore:
             self._scheduler.finish(sequence, "stop", detokenizer.stopped_by)
         elif sequence.finish_reason is not None:
             text += detokenizer.flush()
+        if sequence.finish_reason is not None:
+            self._record_answer(sequence)
         return Delta(
             request_id=request.request_id,
             index=sequence.choice_index,
@@ -242,9 +247,18 @@ class EngineCore:
             bad_words=encode_bad_words(params.bad_words, self._tokenizer),
             prompt_scores=None if num_alternatives is None else PromptScores(len(token_ids), num_alternatives),
             beam=beam,
+            tool_call_begin=message.tool_call_begin,
         )
         request.sequences.append(Sequence(request, 0, token_ids, constraint=constraint))
         return request
+
+    def _record_answers(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self._record_answer(sequence)
+
+    def _record_answer(self, sequence: Sequence) -> None:
+        """Tell the cache how an answer ended, which it learns from what to keep."""
+        self._cache.record_answer(sequence, ended_answer(sequence, self._tokenizer))
 
     def _fail(self, request: Request, failure: Failure) -> Delta:
         self._forget(request)

@@ -53,6 +53,7 @@ def start_engine(
         started.num_blocks,
         config.block_size,
         prefix_cache=not config.no_prefix_cache,
+        eviction_policy=config.eviction_policy,
         public_prefixes=public_prefixes,
     )
     core = EngineCore(

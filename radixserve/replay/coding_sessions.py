@@ -7,10 +7,11 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from radixserve.core.eviction.answer import Answer
 from radixserve.core.namespace import encode_namespace
 from radixserve.errors import ConfigError
-from radixserve.replay.sessions import Session, interleave
-from radixserve.replay.trace import Id, Trace, TracedRequest
+from radixserve.replay.sessions import Session, TimedRequest, interleave
+from radixserve.replay.trace import Id, Trace
 
 MAX_INPUT_TOKENS = 200_000
 MAX_THINK_SECONDS = 600.0
@@ -21,12 +22,15 @@ class CodingRequest(msgspec.Struct):
 
     t: seconds since the session or the sub-agent began. hash_ids: the ids of the input's whole blocks, one by one or as
     runs: first, length, first, length and so on.
+    stop: why the answer ended; empty if that is not known.
     api_time: seconds that the request took. think_time: seconds between the end of the one before and this one.
     """
 
     t: float
     num_input_tokens: int = msgspec.field(name="in", default=0)
+    num_output_tokens: int | None = msgspec.field(name="out", default=None)
     hash_ids: list[Id] = []
+    stop: str | None = None
     api_time: float | None = None
     think_time: float | None = None
     requests: "list[CodingRequest]" = []
@@ -42,9 +46,9 @@ class CodingSession(msgspec.Struct):
 
 
 class _Timed(NamedTuple):
-    """Requests and when they come, and when the last of them ends."""
+    """Requests, and when the last of them ends."""
 
-    requests: list[tuple[float, TracedRequest]]
+    requests: list[TimedRequest]
     end: float
 
 
@@ -67,7 +71,7 @@ def _max_input_tokens(requests: list[CodingRequest]) -> int:
 
 def _session(line: CodingSession) -> Session:
     timed = _time(line, line.requests, 0.0)
-    return Session(sorted(timed.requests, key=lambda entry: entry[0]), timed.end)
+    return Session(sorted(timed.requests, key=lambda request: request.start), timed.end)
 
 
 def _time(line: CodingSession, requests: list[CodingRequest], start: float) -> _Timed:
@@ -76,7 +80,7 @@ def _time(line: CodingSession, requests: list[CodingRequest], start: float) -> _
     A sub-agent begins as long after the last request as the trace says, and the requests after it do not wait for it.
     """
     namespace = b"" if line.hash_id_scope == "global" else encode_namespace(salt=line.id)
-    timed: list[tuple[float, TracedRequest]] = []
+    timed: list[TimedRequest] = []
     begin, end, all_end = start, start, start
     last_t = requests[0].t if requests else 0.0
     for request in requests:
@@ -90,8 +94,14 @@ def _time(line: CodingSession, requests: list[CodingRequest], start: float) -> _
         last_t = request.t
         ids = _ids(request.hash_ids, request.num_input_tokens // line.block_size)
         if ids:
-            timed.append((begin, TracedRequest(namespace, ids)))
+            timed.append(TimedRequest(begin, end, namespace, ids, _answer(request)))
     return _Timed(timed, max(end, all_end))
+
+
+def _answer(request: CodingRequest) -> Answer | None:
+    if request.num_output_tokens is None:
+        return None
+    return Answer(request.stop == "tool_use" if request.stop else None, request.num_output_tokens)
 
 
 def _ids(hash_ids: list[int], num_blocks: int) -> "array[int]":

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
-from radixserve.replay.sessions import Session, interleave
-from radixserve.replay.trace import Trace, TracedRequest
+from radixserve.core.eviction.answer import Answer
+from radixserve.replay.sessions import Session, TimedRequest, interleave
+from radixserve.replay.trace import Trace
+from radixserve.tokenizer.hermes import with_calls_as_text
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -19,7 +21,8 @@ class Trajectory(msgspec.Struct):
 def read_conversations(name: str, trajectories: list[Trajectory], tokenizer: Tokenizer, num_slots: int) -> Trace:
     """Return a request for each answer of an assistant, with all messages before it as its prompt.
 
-    There are no times: num_slots conversations go on side by side, and each in turn sends its next request.
+    There are no times: num_slots conversations go on side by side, and each in turn sends its next request, when all
+    answers of the turn before have ended.
     """
     sessions = [_session(trajectory.traj, tokenizer) for trajectory in trajectories]
     return Trace(name, 1, interleave(sessions, num_slots), num_slots)
@@ -27,8 +30,14 @@ def read_conversations(name: str, trajectories: list[Trajectory], tokenizer: Tok
 
 def _session(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> Session:
     turns = [end for end, message in enumerate(messages) if message.get("role") == "assistant" and end > 0]
-    requests = [
-        (float(turn), TracedRequest(b"", array("i", tokenizer.encode_chat(messages[:end]))))
-        for turn, end in enumerate(turns)
-    ]
+    requests = []
+    for turn, end in enumerate(turns):
+        ids = array("i", tokenizer.encode_chat(messages[:end]))
+        requests.append(TimedRequest(turn, turn + 1, b"", ids, _answer(messages[end], tokenizer)))
     return Session(requests, float(len(turns)))
+
+
+def _answer(message: dict[str, Any], tokenizer: Tokenizer) -> Answer:
+    (written,) = with_calls_as_text([message])
+    token_ids = tokenizer.encode(written.get("content") or "", add_special_tokens=False)
+    return Answer(bool(message.get("tool_calls")), len(token_ids))

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from radixserve.replay.trace import Id, Trace, TracedRequest
+from radixserve.core.eviction.answer import Answer
+from radixserve.replay.trace import EndedAnswer, Id, Trace, TracedRequest
 
 TOKENS_PER_ID = 512
 
@@ -15,13 +16,19 @@ class MooncakeRequest(msgspec.Struct):
 
     timestamp: float
     hash_ids: list[Id]
+    output_length: int | None = None
 
 
 def read_mooncake(name: str, lines: Iterable[MooncakeRequest]) -> Trace:
     """Return the requests by time; those of the same time as they stand in the file.
 
-    An id counts as TOKENS_PER_ID tokens; in the trace the last one of a request may have fewer.
+    An id counts as TOKENS_PER_ID tokens; in the trace the last one of a request may have fewer. How long an answer took
+    and whether it called a tool is not told: it counts as ended when the next request comes.
     """
-    by_time = sorted(lines, key=lambda line: line.timestamp)
-    requests = [TracedRequest(b"", array("i", line.hash_ids)) for line in by_time if line.hash_ids]
+    by_time = sorted((line for line in lines if line.hash_ids), key=lambda line: line.timestamp)
+    requests = [TracedRequest(b"", array("i", line.hash_ids), _ended(line, i)) for i, line in enumerate(by_time)]
     return Trace(name, TOKENS_PER_ID, requests, num_sessions=None)
+
+
+def _ended(line: MooncakeRequest, number: int) -> EndedAnswer | None:
+    return None if line.output_length is None else EndedAnswer(Answer(None, line.output_length), number + 1)

@@ -88,7 +88,7 @@ def _paths(trace: Trace) -> tuple[list[Nodes], list[int], int]:
     last: dict[bytes, tuple[Nodes, Nodes]] = {}
     paths, num_known = [], []
     num_nodes = 0
-    for namespace, packed_ids in trace.requests:
+    for namespace, packed_ids, _ in trace.requests:
         ids = np.frombuffer(packed_ids, np.int32)
         last_ids, last_path = last.get(namespace, (ids[:0], ids[:0]))
         num_common = _count_common(ids, last_ids)

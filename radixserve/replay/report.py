@@ -1,7 +1,10 @@
 """The figures of a replay."""
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
+from radixserve.config import EvictionPolicy
 from radixserve.errors import ConfigError
 from radixserve.replay.optimum import Use, optimum
 from radixserve.replay.replay import replay
@@ -28,8 +31,10 @@ class ReplayFigures(msgspec.Struct, frozen=True):
     prefill_amplification: float
 
 
-def measure(trace: Trace, uses: list[Use], *, policy: str, capacity_tokens: int) -> ReplayFigures:
-    """Replay a trace, of which uses are known. Raises ConfigError if a request does not fit.
+def measure(
+    trace: Trace, uses: list[Use], *, policies: Iterable[EvictionPolicy], capacity_tokens: int
+) -> Iterator[ReplayFigures]:
+    """Replay a trace, of which uses are known, under each policy. Raises ConfigError if a request does not fit.
 
     A last token that is always computed, as trace.num_reusable_ids has it, is a hit for none of the three. The optimum
     does not plan for that, so it may be short of the best by a token for each prompt that had come before as a whole.
@@ -40,20 +45,21 @@ def measure(trace: Trace, uses: list[Use], *, policy: str, capacity_tokens: int)
             f"--capacity-tokens is {capacity_tokens}; the longest request of {trace.name} has "
             f"{trace.max_ids * trace.tokens_per_id} tokens, which must fit"
         )
-    hit_rate = _rate(trace, replay(trace, capacity_ids))
     optimum_hit_rate = _rate(trace, optimum(uses, capacity_ids))
     infinite_hit_rate = _rate(trace, [use.num_known for use in uses])
-    return ReplayFigures(
-        trace=trace.name,
-        policy=policy,
-        capacity_tokens=capacity_tokens,
-        sessions=trace.num_sessions,
-        hit_rate=hit_rate,
-        optimum_hit_rate=optimum_hit_rate,
-        infinite_hit_rate=infinite_hit_rate,
-        miss_amplification=(1 - hit_rate) / (1 - optimum_hit_rate),
-        prefill_amplification=(1 - hit_rate) / (1 - infinite_hit_rate),
-    )
+    for policy in policies:
+        hit_rate = _rate(trace, replay(trace, capacity_ids, policy))
+        yield ReplayFigures(
+            trace=trace.name,
+            policy=policy,
+            capacity_tokens=capacity_tokens,
+            sessions=trace.num_sessions,
+            hit_rate=hit_rate,
+            optimum_hit_rate=optimum_hit_rate,
+            infinite_hit_rate=infinite_hit_rate,
+            miss_amplification=(1 - hit_rate) / (1 - optimum_hit_rate),
+            prefill_amplification=(1 - hit_rate) / (1 - infinite_hit_rate),
+        )
 
 
 def _rate(trace: Trace, num_hits: list[int]) -> float:

@@ -6,11 +6,20 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from radixserve.core.eviction.answer import Answer
+
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
+class EndedAnswer(NamedTuple):
+    """How a request's answer ended. known_from: index of the first request that came no earlier than that."""
+
+    answer: Answer
+    known_from: int
+
+
 class TracedRequest(NamedTuple):
-    """One request's input.
+    """One request's input, and what is known of its answer: None for nothing.
 
     ids: int32, what its prompt consists of. Ids mean something only together with all ids before them and the
     namespace: the path is the key.
@@ -18,6 +27,7 @@ class TracedRequest(NamedTuple):
 
     namespace: bytes
     ids: "array[int]"
+    ended: EndedAnswer | None = None
 
 
 @dataclass(slots=True, frozen=True)

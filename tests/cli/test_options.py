@@ -113,6 +113,7 @@ def test_the_model_may_stand_before_between_and_behind_flags() -> None:
         ("request_timeout", "-1"),
         ("gpu_memory_utilization", "inf"),
         ("schedule_policy", "shortest-first"),
+        ("eviction_policy", "random"),
     ],
 )
 def test_a_wrong_value_names_where_it_came_from(name: str, text: str) -> None:

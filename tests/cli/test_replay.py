@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from radixserve.cli.main import main
+from radixserve.config import EngineConfig
 
 FIELDS = [
     "trace",
@@ -36,7 +37,7 @@ def sessions(tmp_path: Path) -> str:
 
 
 def test_json_is_one_line_of_the_documented_fields(mooncake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "replay", mooncake, "--capacity-tokens", "1024", "--json"]) == 0
+    assert main(["bench", "replay", mooncake, "--capacity-tokens", "1024", "--policy", "lru", "--json"]) == 0
     output = capsys.readouterr()
     assert (output.out.count("\n"), output.err) == (1, "")
     figures = json.loads(output.out)
@@ -54,6 +55,28 @@ def test_several_capacities_are_a_line_each(sessions: str, capsys: pytest.Captur
     assert [line["capacity_tokens"] for line in figures] == [128, 384]
     assert [line["sessions"] for line in figures] == [3, 3]
     assert [line["hit_rate"] for line in figures] == pytest.approx([0, 2 / 3])
+
+
+def test_the_policy_is_a_servers_unless_it_is_named(mooncake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "replay", mooncake, "--capacity-tokens", "1024", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == EngineConfig().eviction_policy
+
+
+def test_several_policies_stand_side_by_side(mooncake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["bench", "replay", mooncake, "--policy", "learned-reuse", "lru", "--capacity-tokens", "1024", "1536"]
+    assert main([*argv, "--json"]) == 0
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["policy"], line["capacity_tokens"]) for line in figures] == [
+        ("learned-reuse", 1024),
+        ("lru", 1024),
+        ("learned-reuse", 1536),
+        ("lru", 1536),
+    ]
+    assert [line["hit_rate"] for line in figures][1:] == [0, 0.9, 0.9]
+    assert len({line["optimum_hit_rate"] for line in figures[:2]}) == 1
+    assert main(argv) == 0
+    table = capsys.readouterr().out
+    assert (table.count("learned-reuse"), table.count("lru")) == (2, 2)
 
 
 def test_the_sessions_side_by_side_decide_the_order(sessions: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +104,7 @@ def test_a_number_of_sessions_that_has_no_effect_is_told(mooncake: str, capsys: 
         ([], "--capacity-tokens"),
         (["--capacity-tokens", "0"], "below 1"),
         (["--capacity-tokens", "511"], "must fit"),
-        (["--capacity-tokens", "1024", "--policy", "lfu"], "--policy is 'lfu'; it must be lru"),
+        (["--capacity-tokens", "1024", "--policy", "lfu"], "--policy is 'lfu'; it must be learned-reuse or lru"),
         (["--capacity-tokens", "1024", "--sessions", "0"], "below 1"),
     ],
 )

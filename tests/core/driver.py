@@ -8,6 +8,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.namespace import is_public, public_namespace_of, tenant_of
@@ -48,9 +49,17 @@ class Driver:
     """Runs sequences on a KVCache, and checks its public figures. running: the sequences that may hold blocks."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, public_prefixes: Tokens[Tokens[int]] = (), **options: Any
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        public_prefixes: Tokens[Tokens[int]] = (),
+        eviction_policy: EvictionPolicy = "learned-reuse",
+        **options: Any,
     ) -> None:
-        self.cache = KVCache(num_blocks, block_size, public_prefixes=public_prefixes, **options)
+        self.cache = KVCache(
+            num_blocks, block_size, public_prefixes=public_prefixes, eviction_policy=eviction_policy, **options
+        )
         self.public_prefixes = public_prefixes
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -3,13 +3,17 @@
 import pickle
 import random
 from itertools import permutations
+from typing import get_args
 
 import pytest
 
+from radixserve.config import EvictionPolicy
+from radixserve.core.eviction.answer import Answer
 from radixserve.core.kv_cache import KVCache
 from tests.core.driver import Driver, make_sequence
 
 B = 16
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 
 
 def constant_digest(parent: bytes, content: bytes) -> bytes:
@@ -97,7 +101,7 @@ def test_pc_7_namespaces_share_nothing() -> None:
 
 def test_an_emptied_namespace_leaves_nothing_behind() -> None:
     sizes = []
-    driver = Driver(num_blocks=16, block_size=4)
+    driver = Driver(num_blocks=16, block_size=4, eviction_policy="lru")
     for num_namespaces in (1, 100):
         for index in range(num_namespaces):
             driver.run(ids(10), namespace=b"%d" % index)
@@ -113,8 +117,9 @@ def test_pc_9_an_answer_is_cached_for_the_next_turn_but_for_its_last_token() -> 
     assert driver.num_cached([*prompt, *answer, 999]) == 4 * B - 1
 
 
-def test_rt_1_eviction_takes_nothing_of_a_path_in_use() -> None:
-    driver = Driver(num_blocks=3, block_size=2)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_1_eviction_takes_nothing_of_a_path_in_use(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=2, eviction_policy=eviction_policy)
     driver.run(ids(2))
     sequence = driver.start(ids(4))
     held = sequence.block_table[:]
@@ -219,16 +224,18 @@ def test_rt_4_of_two_equal_prefixes_computed_at_once_one_stays() -> None:
         driver.check()
 
 
-def test_rt_5_the_end_of_a_prefix_is_evicted_before_its_head() -> None:
-    driver = Driver(num_blocks=3, block_size=4)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_5_the_end_of_a_prefix_is_evicted_before_its_head(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=4, eviction_policy=eviction_policy)
     driver.run(ids(12))
     driver.evict(1)
     assert driver.num_cached(ids(12)) == 8
 
 
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
 @pytest.mark.parametrize("num_evicted", [1, 2])
-def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int) -> None:
-    driver = Driver(num_blocks=3, block_size=4)
+def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int, eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=3, block_size=4, eviction_policy=eviction_policy)
     left, right = ids(8), [*ids(4), *ids(4, 100)]
     driver.run(left)
     driver.run(right)
@@ -238,8 +245,9 @@ def test_rt_5_a_shared_head_outlives_its_branches(num_evicted: int) -> None:
     driver.check()
 
 
-def test_rt_6_a_reset_drops_what_is_idle_and_says_what_it_kept() -> None:
-    driver = Driver(num_blocks=10, block_size=4)
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
+def test_rt_6_a_reset_drops_what_is_idle_and_says_what_it_kept(eviction_policy: EvictionPolicy) -> None:
+    driver = Driver(num_blocks=10, block_size=4, eviction_policy=eviction_policy)
     driver.run(ids(8, 500))
     sequence = driver.start(ids(10))
     assert driver.cache.reset() == (2, 2)
@@ -461,7 +469,7 @@ def test_a_hit_is_not_evicted_to_make_room_for_the_rest_of_its_own_prompt() -> N
 
 
 def test_ages_are_right_after_a_hit_inside_a_run() -> None:
-    driver = Driver(num_blocks=9, block_size=1)
+    driver = Driver(num_blocks=9, block_size=1, eviction_policy="lru")
     driver.run(ids(4))
     driver.run(ids(3, 100))
     driver.run([0, 1])
@@ -566,3 +574,17 @@ def test_an_earlier_match_is_not_compared_again() -> None:
     # A caller who breaks the rule that only tokens behind the match change is not found out.
     sequence.token_ids[0] = 99
     assert driver.cache.match(sequence, earlier).num_tokens == 13
+
+
+@pytest.mark.parametrize("is_told_before_release", [True, False])
+def test_what_becomes_of_an_answer_changes_no_match(is_told_before_release: bool) -> None:
+    driver = Driver(num_blocks=8, block_size=2)
+    sequence = driver.start([1, 2, 3, 4, 5])
+    answer = Answer(calls_tool=True, num_tokens=1)
+    if is_told_before_release:
+        driver.cache.record_answer(sequence, answer)
+    driver.finish(sequence)
+    if not is_told_before_release:
+        driver.cache.record_answer(sequence, answer)
+    assert driver.num_cached([1, 2, 3, 4, 5, 6]) == 5
+    driver.check()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any, ClassVar
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from radixserve.core.kv_cache import Match
+from radixserve.config import EvictionPolicy
+from radixserve.core.kv_cache import Answer, Match
 from radixserve.core.namespace import encode_namespace, tenant_of
 from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
@@ -41,18 +42,13 @@ namespaces = st.sampled_from([b"", b"", b"", *(encode_namespace(tenant=tenant) f
 # Cut to whole blocks. Prompts go on from these as from earlier ones.
 public_prefixes = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=3) | st.just([])
 indices = st.integers(0, 99)
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
 Plan = list[tuple[int, int, int]]
 
 
 class KVCacheMachine(RuleBasedStateMachine):
-    """Sequences start, run in steps of several rows, fork, are truncated and preempted and end, under pressure.
-
-    options: of the KVCache. evicts_oldest_first: whether what nobody has held for longest must go first.
-    """
-
-    options: ClassVar[dict[str, Any]] = {}
-    evicts_oldest_first: ClassVar[bool] = True
+    """Sequences start, run in steps of several rows, fork, are truncated and preempted and end, under pressure."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +57,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.unseen = count(1000)
         self.last_held: dict[int, int] = {}
         self.first_matches: dict[Sequence, Match] = {}
+        self.untold: list[Sequence] = []
         self.clock = count()
 
     @initialize(
@@ -68,15 +65,24 @@ class KVCacheMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
         public=public_prefixes,
+        eviction_policy=st.sampled_from(EVICTION_POLICIES),
     )
     def create(
-        self, num_blocks: int, block_size: int, digest: Callable[[bytes, bytes], bytes], public: list[list[int]]
+        self,
+        num_blocks: int,
+        block_size: int,
+        digest: Callable[[bytes, bytes], bytes],
+        public: list[list[int]],
+        eviction_policy: EvictionPolicy,
     ) -> None:
         whole = [prefix[: len(prefix) // block_size * block_size] for prefix in public]
         self.prompts += whole
         prefixes = list(filter(None, whole))
-        self.driver = Driver(num_blocks, block_size, digest=digest, public_prefixes=prefixes, **self.options)
+        self.driver = Driver(
+            num_blocks, block_size, digest=digest, public_prefixes=prefixes, eviction_policy=eviction_policy
+        )
         self.finds_all = digest is xxh3_digest
+        self.is_lru = eviction_policy == "lru"
 
     @property
     def running(self) -> list[Sequence]:
@@ -178,6 +184,13 @@ class KVCacheMachine(RuleBasedStateMachine):
         if is_preempted:
             self.waiting.append(sequence)
 
+    @precondition(lambda self: self.untold)
+    @rule(index=indices, calls_tool=st.sampled_from([True, False, None]), num_tokens=st.integers(0, 2000))
+    def tell_how_an_answer_ended(self, index: int, calls_tool: bool | None, num_tokens: int) -> None:
+        """Of a sequence that has started, be it running, waiting again or long gone."""
+        sequence = self.untold.pop(index % len(self.untold))
+        self.driver.cache.record_answer(sequence, Answer(calls_tool, num_tokens))
+
     @rule(num_tokens=st.integers(1, 12))
     def put_under_pressure(self, num_tokens: int) -> None:
         """A request of tokens never seen before comes and is aborted: the longest unheld blocks make room for it."""
@@ -194,7 +207,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             evicted = cached.intersection(sequence.block_table)
             assert len(evicted) == max(num_needed - before.num_free_blocks, 0)
             kept = cached - evicted
-            assert not self.evicts_oldest_first or max(map(self.last_held.__getitem__, evicted), default=0) <= min(
+            assert not self.is_lru or max(map(self.last_held.__getitem__, evicted), default=0) <= min(
                 map(self.last_held.__getitem__, kept), default=10**9
             )
             cache.release(sequence)
@@ -286,6 +299,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             fits = self.driver.admit(sequence, num_tokens, match)
             if fits:
                 self.waiting.remove(sequence)
+                self.untold.append(sequence)
         self.note_held()
         return fits
 

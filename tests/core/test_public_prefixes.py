@@ -265,7 +265,7 @@ def test_of_tenants_that_compute_a_public_prefix_at_once_one_keeps_its_blocks() 
 
 def test_nothing_is_left_of_what_a_tenant_had_behind_a_public_prefix() -> None:
     sizes = []
-    driver = public_driver(PUBLIC, PUBLIC[:B])
+    driver = public_driver(PUBLIC, PUBLIC[:B], eviction_policy="lru")
     for num_rounds in (1, 100):
         for number in range(num_rounds):
             driver.run([*PUBLIC, number], namespace=A)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.config import SchedulePolicy
+from radixserve.config import EvictionPolicy, SchedulePolicy
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import SchedulerLimits
@@ -40,6 +40,8 @@ class Harness:
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
         prefix_cache: bool = True,
+        cache_type: type[KVCache] = KVCache,
+        eviction_policy: EvictionPolicy = "learned-reuse",
         digest: BlockDigest = xxh3_digest,
         public_prefixes: Sequence[Sequence[int]] = (),
         **stub: Any,
@@ -50,12 +52,13 @@ class Harness:
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            KVCache(
+            cache_type(
                 num_blocks,
                 block_size,
                 prefix_cache=prefix_cache,
                 digest=digest,
                 public_prefixes=public_prefixes,
+                eviction_policy=eviction_policy,
             ),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
@@ -88,12 +91,14 @@ class Harness:
         *,
         namespace: bytes = b"",
         priority: int = 0,
+        tool_call_begin: str | None = None,
     ) -> str:
         """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
         self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
-        self.core.add(AddRequest(request_id, array("i", prompt).tobytes(), params, namespace, priority))
+        packed_ids = array("i", prompt).tobytes()
+        self.core.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin))
         return request_id
 
     def step(self) -> None:

@@ -6,13 +6,14 @@ from typing import Any, get_args
 
 import pytest
 
-from radixserve.config import SchedulePolicy
+from radixserve.config import EvictionPolicy, SchedulePolicy
 from radixserve.core.namespace import encode_namespace
 from radixserve.protocol import CacheWasReset, ResetCache, ShowTenant, TenantStats
 from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import Harness, MakeHarness, ids
 
 POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
+EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 # What every answer is made of: the likeliest token, and the next one for beams.
 ANSWER = (5, 6)
 A, OTHER = encode_namespace(tenant="a"), encode_namespace(tenant="b")
@@ -104,15 +105,25 @@ class Trace:
         self.seen.append((rows, batches[-1].copies, got, self.harness.core.control(ShowTenant("a"))))
 
 
+@pytest.mark.parametrize("eviction_policy", EVICTION_POLICIES)
 @pytest.mark.parametrize("public_prefixes", [[], PUBLIC], ids=["all tenants' own", "public prefixes"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_tenants_schedule_is_the_same_whether_another_sends_copies_of_its_prompts_or_unrelated_ones(
-    make_harness: MakeHarness, policy: SchedulePolicy, seed: int, public_prefixes: list[list[int]]
+    make_harness: MakeHarness,
+    policy: SchedulePolicy,
+    seed: int,
+    public_prefixes: list[list[int]],
+    eviction_policy: EvictionPolicy,
 ) -> None:
     def play(rename: Rename) -> Trace:
         harness = make_harness(
-            table=answer, num_blocks=30, schedule_policy=policy, max_model_len=300, public_prefixes=public_prefixes
+            table=answer,
+            num_blocks=30,
+            schedule_policy=policy,
+            eviction_policy=eviction_policy,
+            max_model_len=300,
+            public_prefixes=public_prefixes,
         )
         max_priority = 2 if policy == "priority" else 0
         return Trace(harness, rename, seed=seed, max_priority=max_priority, public_prefixes=public_prefixes)

@@ -5,8 +5,9 @@ from itertools import combinations
 
 import pytest
 
+from radixserve.config import EvictionPolicy
 from radixserve.replay.optimum import look_ahead, optimum
-from radixserve.replay.replay import replay
+from radixserve.replay.replay import POLICIES, replay
 from radixserve.replay.trace import Trace
 from tests.replay.traces import random_prompts, trace_of
 
@@ -16,7 +17,8 @@ Node = tuple[bytes | int, ...]
 def paths_of(trace: Trace) -> list[frozenset[Node]]:
     """The nodes of each request: its namespace with every prefix of its ids."""
     return [
-        frozenset((namespace, *ids[:length]) for length in range(1, len(ids) + 1)) for namespace, ids in trace.requests
+        frozenset((request.namespace, *request.ids[:length]) for length in range(1, len(request.ids) + 1))
+        for request in trace.requests
     ]
 
 
@@ -64,29 +66,31 @@ def test_the_optimum_is_what_a_search_over_all_evictions_finds(hundreds: int) ->
     assert num_with_losses >= 25
 
 
-def test_no_replay_hits_more_than_the_optimum_and_it_no_more_than_a_cache_without_end() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_replay_hits_more_than_the_optimum_and_it_no_more_than_a_cache_without_end(policy: EvictionPolicy) -> None:
     has_gap = False
     for seed in range(50):
         prompts = random_prompts(random.Random(seed), count=60, max_length=12, num_ids=3)
         trace = trace_of(prompts, namespaces=2)
         uses = look_ahead(trace)
-        lru, best = sum(replay(trace, 30)), sum(optimum(uses, 30))
-        assert lru <= best <= sum(use.num_known for use in uses)
-        has_gap |= lru < best
+        hits, best = sum(replay(trace, 30, policy)), sum(optimum(uses, 30))
+        assert hits <= best <= sum(use.num_known for use in uses)
+        has_gap |= hits < best
     assert has_gap
 
 
-def test_a_cache_that_holds_everything_hits_all_that_was_seen_before() -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cache_that_holds_everything_hits_all_that_was_seen_before(policy: EvictionPolicy) -> None:
     trace = trace_of(random_prompts(random.Random(1), count=60, max_length=12, num_ids=3), namespaces=2)
     uses = look_ahead(trace)
     known = [use.num_known for use in uses]
-    assert replay(trace, trace.num_ids) == known
+    assert replay(trace, trace.num_ids, policy) == known
     assert optimum(uses, trace.num_ids) == known
 
 
 def test_the_optimum_keeps_what_lru_gives_up_in_a_cycle() -> None:
     trace = trace_of([[1], [2], [3]] * 10)
-    assert sum(replay(trace, 2)) == 0
+    assert sum(replay(trace, 2, "lru")) == 0
     assert sum(optimum(look_ahead(trace), 2)) == 14
 
 

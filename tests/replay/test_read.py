@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from radixserve.core.eviction.answer import Answer
 from radixserve.errors import ConfigError
 from radixserve.replay import read
 from radixserve.replay.conversations import Trajectory, read_conversations
 from radixserve.replay.read import read_trace
-from radixserve.replay.trace import Trace
+from radixserve.replay.trace import EndedAnswer, Trace
 from tests.byte_tokenizer import load_byte_tokenizer, write_byte_tokenizer
 
 
@@ -34,6 +35,23 @@ def test_mooncake_runs_by_time_and_in_the_order_of_the_file_at_equal_times(tmp_p
     assert ids_of(trace) == [[1, 2], [4], [1, 3]]
     assert (trace.name, trace.tokens_per_id, trace.num_sessions) == ("m.jsonl", 512, None)
     assert {request.namespace for request in trace.requests} == {b""}
+
+
+def test_of_mooncakes_answers_the_length_is_known_when_the_next_request_comes(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 1, "hash_ids": []},
+        *MOONCAKE[:2],
+        MOONCAKE[2] | {"output_length": 33},
+        {"timestamp": 20, "hash_ids": [5]},
+    ]
+    trace = read_trace(write_lines(tmp_path / "m.jsonl", *lines), 32)
+    expected = [
+        EndedAnswer(Answer(None, 9), 1),
+        EndedAnswer(Answer(None, 33), 2),
+        EndedAnswer(Answer(None, 9), 3),
+        None,
+    ]
+    assert [request.ended for request in trace.requests] == expected
 
 
 def test_a_gzipped_trace_is_read_like_a_plain_one_whatever_its_name(tmp_path: Path) -> None:
@@ -103,6 +121,29 @@ def test_a_sub_agent_runs_beside_its_session_with_the_same_ids(tmp_path: Path) -
     assert len({request.namespace for request in trace.requests}) == 1
 
 
+def test_an_answer_of_a_coding_session_ends_after_api_time_as_stop_says(tmp_path: Path) -> None:
+    a = coding_session(
+        "a",
+        request(0, [1, 1], api_time=5, out=70),
+        {"t": 1, "agent_id": "agent_1", "requests": [request(0, [1, 2], api_time=1, out=8, stop="end_turn")]},
+        request(0, [1, 2], api_time=1, stop="", out=3),
+        request(0, [1, 3]),
+    )
+    unlike = [request(0, [2, 1]), request(0, [2, 2])]
+    del unlike[0]["stop"], unlike[1]["out"]
+    trace = read_trace(write_lines(tmp_path / "c.jsonl", a, coding_session("b", *unlike)), 1)
+    # a's at 0, 1 (the agent), 5 and 6; b's both at 6.
+    assert ids_of(trace) == [[1], [1, 2], [1, 2], [1, 2, 3], [2], [2, 3]]
+    assert [request.ended for request in trace.requests] == [
+        EndedAnswer(Answer(True, 70), 2),
+        EndedAnswer(Answer(False, 8), 2),
+        EndedAnswer(Answer(None, 3), 3),
+        EndedAnswer(Answer(True, 5), 4),
+        EndedAnswer(Answer(None, 5), 5),
+        None,
+    ]
+
+
 def test_sessions_with_an_input_above_200_000_tokens_are_left_out(tmp_path: Path) -> None:
     long = request(0, [1, 2]) | {"in": 200_001}
     agent = {"t": 1, "agent_id": "x", "requests": [long]}
@@ -130,6 +171,27 @@ def test_each_answer_of_a_conversation_is_a_request_with_all_that_came_before(tm
     first, second = tokenizer.encode_chat(TRAJECTORY[:2]), tokenizer.encode_chat(TRAJECTORY[:4])
     assert ids_of(trace) == [first, first, second]
     assert (trace.tokens_per_id, trace.num_sessions) == (1, 2)
+
+
+def test_an_answer_of_a_conversation_has_its_text_and_calls_and_ends_with_its_turn(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "One.", "tool_calls": None},
+    ]
+    trace = read_conversations("t", [Trajectory(messages)] * 3, load_byte_tokenizer(tmp_path), 2)
+    written = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    calls, talks = Answer(True, len(written)), Answer(False, len("One."))
+    assert [request.ended for request in trace.requests] == [
+        EndedAnswer(calls, 2),
+        EndedAnswer(calls, 2),
+        EndedAnswer(talks, 4),
+        EndedAnswer(talks, 4),
+        EndedAnswer(calls, 5),
+        EndedAnswer(talks, 6),
+    ]
 
 
 def test_conversations_are_encoded_by_the_demo_models_tokenizer(

@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from radixserve.core.eviction.answer import Answer
+from radixserve.core.eviction.order import EvictionOrder
+from radixserve.core.radix_tree import Removal
+from radixserve.core.sequence import Sequence
+
 BlockIds = npt.NDArray[np.int32]
 
 # Below this length dead entries are not worth a sweep.
 MIN_SWEPT_ENTRIES = 64
 
 
-class UnheldBlocks:
+class LeastRecentlyUsed(EvictionOrder):
     """A queue of block ids below num_blocks, from which any of them can leave.
 
     One that leaves stays behind as a dead entry, so that a path of thousands of blocks comes and goes in a few array
@@ -42,11 +47,11 @@ class UnheldBlocks:
         """Return how many of the blocks are here."""
         return int(np.count_nonzero(self._entry_view()[_view(block_ids)] >= 0))
 
-    def oldest(self) -> int:
-        """Return the block that has been here for longest. There must be one."""
+    def first(self) -> tuple[int, int]:
+        """Return the block that has been here for longest, alone. There must be one."""
         while self._entry_of[self._entries[self._first]] != self._first:
             self._first += 1
-        return self._entries[self._first]
+        return self._entries[self._first], 1
 
     def add(self, block_id: int) -> None:
         """Let a block come, which is not here."""
@@ -72,9 +77,35 @@ class UnheldBlocks:
 
     def discard_all(self, block_ids: "array[int]") -> None:
         """Let those blocks go that are here. None may be named twice."""
+        if len(block_ids) == 1:
+            self.discard(block_ids[0])
+            return
         self._num_blocks -= self.count(block_ids)
         self._entry_view()[_view(block_ids)] = -1
         self._clear_if_empty()
+
+    # What blocks are used for makes no difference here.
+
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
+        pass
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        pass
+
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        pass
+
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        pass
+
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
+        pass
+
+    def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+        pass
+
+    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
+        pass
 
     def _clear_if_empty(self) -> None:
         if not self._num_blocks:

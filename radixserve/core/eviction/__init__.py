@@ -1,0 +1,1 @@
+"""Which cached block is given up first when a sequence needs room."""

@@ -1,0 +1,71 @@
+"""The seam between the cache and a policy of eviction."""
+
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from radixserve.core.eviction.answer import Answer
+from radixserve.core.radix_tree import Removal
+from radixserve.core.sequence import Sequence
+
+# The chained digest of a sequence's block of that number, which must be full.
+DigestOf = Callable[[Sequence, int], bytes]
+
+
+class EvictionOrder(Protocol):
+    """The cached blocks that nobody holds, and which of them goes first.
+
+    The pool says who comes and goes, the cache what is used. A *use* is one request on its path.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, block_id: int) -> bool: ...
+
+    def count(self, block_ids: "array[int]") -> int:
+        """Return how many of the blocks are here."""
+        ...
+
+    def add(self, block_id: int) -> None:
+        """Let a block come, which is not here."""
+        ...
+
+    def add_all(self, block_ids: "array[int]") -> None:
+        """Let blocks come, none of which is here, each after those that follow it in the tree."""
+        ...
+
+    def discard(self, block_id: int) -> None:
+        """Let a block go, if it is here."""
+        ...
+
+    def discard_all(self, block_ids: "array[int]") -> None:
+        """Let those blocks go that are here. None may be named twice."""
+        ...
+
+    def first(self) -> tuple[int, int]:
+        """Return the block to be given up next, the end of a leaf, and how many up from it go together.
+
+        There must be a block. Some of those above it may be held; they and what is above them do not go.
+        """
+        ...
+
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
+        """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a child go on from where its parent is."""
+
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence go on, from its block of number index, with cached blocks that it does not hold yet."""
+
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        """Let a sequence's blocks from number index on be cached."""
+
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
+        """Let a sequence's part-filled block be cached."""
+
+    def record_answer(self, sequence: Sequence, answer: Answer) -> None:
+        """Take in how the answer of a sequence ended."""
+
+    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
+        """Take in what the tree has forgotten."""
