@@ -91,13 +91,15 @@ def float16_obstacle(weight: torch.Tensor) -> str | None:
     square is at least 2**-14 that moves the weight as a whole by no more than 2**-10 of its norm, as the rounding of
     its larger elements may, however small some of them are.
     """
+    if weight.dtype == torch.float16:
+        return None
     limits = torch.finfo(torch.float16)
     lowest, highest = weight.aminmax()
     largest = max(-lowest.item(), highest.item())
     # Written so that a NaN is an obstacle.
     if not largest <= limits.max:
         return f"holds {largest:g}, and float16 ends at {limits.max:g}"
-    root_mean_square = torch.linalg.vector_norm(weight).item() / weight.numel() ** 0.5
+    root_mean_square = torch.linalg.vector_norm(weight, dtype=torch.float32).item() / weight.numel() ** 0.5
     if 0 < root_mean_square < limits.tiny:
         return f"has elements of around {root_mean_square:.0e}, and float16 is coarse below {limits.tiny:.0e}"
     return None

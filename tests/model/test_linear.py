@@ -102,6 +102,14 @@ def test_weights_without_an_obstacle_are_rounded_by_a_thousandth_of_their_norm_a
     assert (float16_obstacle(weight) is None) == (scale >= 2**-14)
 
 
+def test_bfloat16_weights_are_judged_as_in_float32_and_float16_ones_stay_as_they_are() -> None:
+    weight = random(500, 600)
+    tiny = 2.0**-18 * weight
+    assert float16_obstacle((1000 * weight).bfloat16()) is None  # whose norm is beyond float16
+    assert float16_obstacle(tiny.bfloat16()) is not None
+    assert float16_obstacle(tiny.half()) is None
+
+
 def test_some_tiny_elements_and_zeros_are_no_obstacle() -> None:
     weight = random(50, 60)
     weight[:40] *= 1e-9
