@@ -231,7 +231,7 @@ class LearnedReuse(EvictionOrder):
             figures.events[bucket_of(gap)] += self.count(run)
             figures.unused[segment.bucket] -= len(run)
             segment.num_blocks -= len(run)
-            segment.above = self._above(sequence, index + end)
+            segment.above = self._above(sequence, index + end, is_public=segment.public is not None)
             if not segment.num_blocks:
                 self._end(segment)
             above = block_ids[start - 1] if start else sequence.block_table[index - 1] if index else -1
@@ -239,9 +239,11 @@ class LearnedReuse(EvictionOrder):
 
     def _find_evicted(self, sequence: Sequence, use: Use, num_known: int, last: Use | None) -> tuple[int, Use | None]:
         """Find what follows a match and was evicted; return how many blocks are known, and who used the deepest."""
+        num_public = _num_public_blocks(sequence)
         while num_known < use.num_prompt_blocks:
+            is_public = num_known < num_public
             (first,) = self._fingerprints(sequence, num_known, num_known + 1).tolist()
-            segment = self._ghosts.take(self._above(sequence, num_known), first)
+            segment = self._ghosts.take(self._above(sequence, num_known, is_public=is_public), first)
             if segment is None:
                 break
             gap = use.clock - segment.use.clock
@@ -249,7 +251,8 @@ class LearnedReuse(EvictionOrder):
                 self._num_gone -= len(segment.gone)
                 self._forget(segment)
                 break
-            end = min(num_known + len(segment.gone), use.num_prompt_blocks)
+            # How far a prompt follows a longer public prefix than its own must teach nothing about that one.
+            end = min(num_known + len(segment.gone), num_public if is_public else use.num_prompt_blocks)
             count = num_common(segment.gone, self._fingerprints(sequence, num_known, end))
             segment.figures.events[bucket_of(gap)] += count
             segment.figures.unused[segment.bucket] -= count
@@ -257,9 +260,9 @@ class LearnedReuse(EvictionOrder):
             del segment.gone[-count:]
             num_known += count
             use.evicted.append((num_known, gap_class_of(gap)))
-            if num_known > _num_public_blocks(sequence):
+            if not is_public:
                 last = segment.use
-            segment.above = self._above(sequence, num_known)
+            segment.above = self._above(sequence, num_known, is_public=is_public)
             self._rest(segment)
         return num_known, last
 
@@ -268,10 +271,11 @@ class LearnedReuse(EvictionOrder):
     ) -> None:
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
-        public = use.public if index < _num_public_blocks(sequence) else None
+        is_public = index < _num_public_blocks(sequence)
+        public = use.public if is_public else None
         wanted = (use, public, gap_class, above)
         if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != wanted:
-            segment = self._new_segment(use, gap_class, self._above(sequence, index), public)
+            segment = self._new_segment(use, gap_class, self._above(sequence, index, is_public=is_public), public)
         self._append(segment, block_ids)
 
     def _new_segment(self, use: Use, gap_class: int, above: bytes | None, public: ReuseTables | None) -> Segment:
@@ -403,9 +407,13 @@ class LearnedReuse(EvictionOrder):
         block_size = self._tree.block_size
         return self._fingerprinter.of(sequence.token_ids[start * block_size : end * block_size])
 
-    def _above(self, sequence: Sequence, index: int) -> bytes:
-        """Return what a sequence's block of number index follows: its namespace, and the digest of the block above."""
-        return _path(sequence).namespace_of(index) + (self._digest_of(sequence, index - 1) if index else b"")
+    def _above(self, sequence: Sequence, index: int, *, is_public: bool) -> bytes:
+        """Return what a block behind a sequence's first ones follows: its namespace, and the digest of the one above.
+
+        is_public: whether it is of a public prefix, be it a longer one than the sequence's.
+        """
+        path = _path(sequence)
+        return (path.public if is_public else path.own) + (self._digest_of(sequence, index - 1) if index else b"")
 
     def _unheld_view(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._is_unheld, np.uint8)
