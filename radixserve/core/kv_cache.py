@@ -77,7 +77,7 @@ class KVCache:
         if eviction_policy == "learned-reuse":
             self._order = LearnedReuse(num_blocks, self._tree, self._digest_of)
         else:
-            self._order = LeastRecentlyUsed(num_blocks)
+            self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
@@ -370,10 +370,7 @@ class KVCache:
 
     def _evict(self, max_blocks: int) -> None:
         """Free a cached block, and up to max_blocks if more of its run go next."""
-        block_id, num_blocks = self._order.first()
-        if num_blocks > 1:
-            # Whoever holds a block holds those above it, so the unheld ones come last.
-            num_blocks = self._pool.count_cached(self._tree.last_blocks(block_id, min(num_blocks, max_blocks)))
+        block_id, num_blocks = self._order.first(max_blocks)
         namespace = self._tree.namespace_of(block_id)
         num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
         self._counts.add(num_evicted=num_tokens)

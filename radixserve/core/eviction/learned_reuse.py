@@ -94,15 +94,19 @@ class LearnedReuse(EvictionOrder):
         self._num_unheld -= self.count(block_ids)
         self._unheld_view()[_view(block_ids)] = 0
 
-    def first(self) -> tuple[int, int]:
-        """Return the end of the segment of least score, and how many blocks of it there are."""
+    def first(self, max_blocks: int) -> tuple[int, int]:
+        """Return the end of the segment of least score, and how many blocks of it can go."""
         while True:
             cell = self._cells.least()
             segment = self._front(cell)
             if not self._cells.place(cell):
                 continue
             if self._can_go(segment):
-                return segment.end, segment.num_blocks
+                num_blocks = min(segment.num_blocks, max_blocks)
+                if num_blocks > 1:
+                    # Whoever holds a block holds those above it, so the unheld ones come last.
+                    num_blocks = self.count(self._tree.last_blocks(segment.end, num_blocks))
+                return segment.end, num_blocks
             # It comes back once its end is given back, or what follows it is gone.
             self._withdraw(segment)
 
