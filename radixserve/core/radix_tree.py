@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.packed import indices_of, view_of
 from radixserve.core.public_prefixes import CachePath
 
 # Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
@@ -214,7 +215,7 @@ class RadixTree:
                 if below is None:
                     return self._match(block_ids, *self._find_inside(node, rest))
                 run, index = below, 0
-            num_common = _count_common(np.frombuffer(run.token_ids, np.int32)[index * size :], rest)
+            num_common = _count_common(view_of(run.token_ids)[index * size :], rest)
             if run is not node and num_common < size:
                 # An equal digest of other tokens.
                 return self._match(block_ids, *self._find_inside(node, rest))
@@ -246,8 +247,8 @@ class RadixTree:
             if digest not in node.children:
                 return array("i")
             node, index = node.children[digest], 0
-        rest = np.frombuffer(node.token_ids, np.int32)[index * self.block_size :]
-        num_common = _count_common(rest, np.frombuffer(token_ids, np.int32))
+        rest = view_of(node.token_ids)[index * self.block_size :]
+        num_common = _count_common(rest, view_of(token_ids))
         return node.block_ids[index : index + num_common // self.block_size]
 
     def add_run(self, place: Place, digest: bytes, token_ids: "array[int]", block_ids: "array[int]") -> Place | None:
@@ -369,7 +370,7 @@ class RadixTree:
         best = (0, False)
         block_id = None
         for other in node.candidates(int(rest[0])) if len(rest) else ():
-            num_common = _count_common(np.frombuffer(other.token_ids, np.int32)[: self.block_size], rest)
+            num_common = _count_common(view_of(other.token_ids)[: self.block_size], rest)
             # Of equal hits a tail that ends right there is the better one: it can be taken over without a copy.
             rank = (num_common, num_common == len(other.token_ids))
             if rank > best:
@@ -385,7 +386,7 @@ class RadixTree:
         return self._nodes[self._owner[block_id]]
 
     def _own(self, node: Node, block_ids: "array[int]") -> None:
-        np.frombuffer(self._owner, np.int64)[np.frombuffer(block_ids, np.int32)] = node.number
+        np.frombuffer(self._owner, np.int64)[indices_of(block_ids)] = node.number
 
     def _new_node(self, parent: Node, num_blocks_above: int, digest: bytes) -> Node:
         node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest, height=1)

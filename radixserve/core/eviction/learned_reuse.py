@@ -24,6 +24,7 @@ from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts,
 from radixserve.core.eviction.order import DigestOf, EvictionOrder
 from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
+from radixserve.core.packed import indices_of, view_of
 from radixserve.core.public_prefixes import CachePath
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
@@ -69,7 +70,7 @@ class LearnedReuse(EvictionOrder):
 
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""
-        return int(np.count_nonzero(self._unheld_view()[_view(block_ids)]))
+        return int(np.count_nonzero(self._unheld_view()[indices_of(block_ids)]))
 
     def add(self, block_id: int) -> None:
         """Let a block come, which is not here."""
@@ -79,7 +80,7 @@ class LearnedReuse(EvictionOrder):
 
     def add_all(self, block_ids: "array[int]") -> None:
         """Let blocks come, none of which is here, each after those that follow it in the tree."""
-        self._unheld_view()[_view(block_ids)] = 1
+        self._unheld_view()[indices_of(block_ids)] = 1
         self._num_unheld += len(block_ids)
         for start, _ in self._runs(block_ids):
             self._offer(block_ids[start])
@@ -91,8 +92,9 @@ class LearnedReuse(EvictionOrder):
 
     def discard_all(self, block_ids: "array[int]") -> None:
         """Let those blocks go that are here."""
-        self._num_unheld -= self.count(block_ids)
-        self._unheld_view()[_view(block_ids)] = 0
+        ids, is_unheld = indices_of(block_ids), self._unheld_view()
+        self._num_unheld -= int(np.count_nonzero(is_unheld[ids]))
+        is_unheld[ids] = 0
 
     def first(self, max_blocks: int) -> tuple[int, int]:
         """Return the end of the segment of least score, and how many blocks of it can go."""
@@ -185,7 +187,7 @@ class LearnedReuse(EvictionOrder):
                 self._remember(segment, removal.token_ids)
             if not segment.num_blocks:
                 self._end(segment)
-        _fill(self._slot_of, block_ids, -1)
+        view_of(self._slot_of)[indices_of(block_ids)] = -1
         if removal.is_end_of_leaf:
             self._offer(removal.end)
 
@@ -199,9 +201,9 @@ class LearnedReuse(EvictionOrder):
         self._clock += 1
         for age, bucket in _BORDERS:
             for segment in self._segments_at.get(self._clock - age, ()):
-                unused = segment.figures.unused
-                unused[segment.bucket] -= segment.num_unused
-                unused[bucket] += segment.num_unused
+                unused, num_unused = segment.figures.unused, segment.num_unused
+                unused[segment.bucket] -= num_unused
+                unused[bucket] += num_unused
                 segment.bucket = bucket
                 self._move(segment)
         request = sequence.request
@@ -299,7 +301,7 @@ class LearnedReuse(EvictionOrder):
         segment.num_blocks += len(block_ids)
         segment.end = block_ids[-1]
         segment.figures.unused[segment.bucket] += len(block_ids)
-        _fill(self._slot_of, block_ids, segment.slot)
+        view_of(self._slot_of)[indices_of(block_ids)] = segment.slot
 
     def _end(self, segment: Segment) -> None:
         """Let the slot of a segment without blocks go to another."""
@@ -401,9 +403,9 @@ class LearnedReuse(EvictionOrder):
 
     def _runs(self, block_ids: "array[int]") -> Iterator[tuple[int, int]]:
         """Yield where the parts of block_ids begin and end that are of one segment each."""
-        if not block_ids:
-            return iter(())
-        slots = _view(self._slot_of)[_view(block_ids)]
+        if len(block_ids) <= 1:
+            return iter([(0, 1)] * len(block_ids))
+        slots = view_of(self._slot_of)[indices_of(block_ids)]
         ends = [*(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(block_ids)]
         return zip([0, *ends[:-1]], ends, strict=True)
 
@@ -429,11 +431,3 @@ def _path(sequence: Sequence) -> CachePath:
 
 def _num_public_blocks(sequence: Sequence) -> int:
     return _path(sequence).num_public_blocks
-
-
-def _fill(of_block: "array[int]", block_ids: "array[int]", value: int) -> None:
-    _view(of_block)[_view(block_ids)] = value
-
-
-def _view(block_ids: "array[int]") -> npt.NDArray[np.int32]:
-    return np.frombuffer(block_ids, np.int32)

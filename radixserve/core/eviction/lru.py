@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.order import EvictionOrder
+from radixserve.core.packed import indices_of, view_of
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
-
-BlockIds = npt.NDArray[np.int32]
 
 # Below this length dead entries are not worth a sweep.
 MIN_SWEPT_ENTRIES = 64
@@ -50,7 +49,7 @@ class LeastRecentlyUsed(EvictionOrder):
 
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""
-        return int(np.count_nonzero(self._entry_view()[_view(block_ids)] >= 0))
+        return int(np.count_nonzero(view_of(self._entry_of)[indices_of(block_ids)] >= 0))
 
     def first(self, max_blocks: int) -> tuple[int, int]:
         """Return the block that has been here for longest, and how many above it are the next ones. There must be one.
@@ -62,11 +61,11 @@ class LeastRecentlyUsed(EvictionOrder):
         block_id = self._entries[self._first]
         if max_blocks == 1:
             return block_id, 1
-        run = _view(self._last_blocks(block_id, min(max_blocks, MAX_RUN)))[::-1]
-        next_ones = _view(self._entries)[self._first : self._first + len(run)]
+        run = view_of(self._last_blocks(block_id, min(max_blocks, MAX_RUN)))[::-1]
+        next_ones = view_of(self._entries)[self._first : self._first + len(run)]
         run = run[: len(next_ones)]
         # A dead entry may name a block that has come again since.
-        is_next = (next_ones == run) & (self._entry_view()[run] == np.arange(self._first, self._first + len(run)))
+        is_next = (next_ones == run) & (view_of(self._entry_of)[run] == np.arange(self._first, self._first + len(run)))
         return block_id, len(run) if is_next.all() else int(is_next.argmin())
 
     def add(self, block_id: int) -> None:
@@ -80,7 +79,7 @@ class LeastRecentlyUsed(EvictionOrder):
         """Let blocks come, none of which is here, one after the other."""
         start = len(self._entries)
         self._entries += block_ids
-        self._entry_view()[_view(block_ids)] = np.arange(start, len(self._entries), dtype=np.int32)
+        view_of(self._entry_of)[indices_of(block_ids)] = np.arange(start, len(self._entries), dtype=np.int32)
         self._num_blocks += len(block_ids)
         self._sweep()
 
@@ -96,8 +95,9 @@ class LeastRecentlyUsed(EvictionOrder):
         if len(block_ids) == 1:
             self.discard(block_ids[0])
             return
-        self._num_blocks -= self.count(block_ids)
-        self._entry_view()[_view(block_ids)] = -1
+        ids, entry_of = indices_of(block_ids), view_of(self._entry_of)
+        self._num_blocks -= int(np.count_nonzero(entry_of[ids] >= 0))
+        entry_of[ids] = -1
         self._clear_if_empty()
 
     # What blocks are used for makes no difference here.
@@ -131,16 +131,9 @@ class LeastRecentlyUsed(EvictionOrder):
     def _sweep(self) -> None:
         if len(self._entries) <= 2 * self._num_blocks + MIN_SWEPT_ENTRIES:
             return
-        entries = _view(self._entries)
-        is_live: npt.NDArray[Any] = self._entry_view()[entries] == np.arange(len(entries), dtype=np.int32)
+        entries = view_of(self._entries)
+        is_live: npt.NDArray[Any] = view_of(self._entry_of)[entries] == np.arange(len(entries), dtype=np.int32)
         live = entries[is_live]
-        self._entry_view()[live] = np.arange(len(live), dtype=np.int32)
+        view_of(self._entry_of)[live] = np.arange(len(live), dtype=np.int32)
         self._entries = array("i", live.tobytes())
         self._first = 0
-
-    def _entry_view(self) -> BlockIds:
-        return _view(self._entry_of)
-
-
-def _view(block_ids: "array[int]") -> BlockIds:
-    return np.frombuffer(block_ids, np.int32)
