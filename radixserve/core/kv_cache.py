@@ -2,10 +2,8 @@
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +15,11 @@ from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
-from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.namespace import tenant_of
 from radixserve.core.public_prefixes import CachePath, PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
+from radixserve.core.token_counts import TokenCounts
 from radixserve.protocol import CacheStats, TenantStats
 
 __all__ = ["Answer", "CachedRun", "KVCache", "Match"]
@@ -31,20 +30,6 @@ class _Source(NamedTuple):
 
     block_id: int
     num_computed_tokens: int
-
-
-@dataclass(slots=True)
-class _TokenCounts:
-    """Tokens looked up, found and given up. They only ever grow."""
-
-    num_queried: int = 0
-    num_hit: int = 0
-    num_evicted: int = 0
-
-    def add(self, *, num_queried: int = 0, num_hit: int = 0, num_evicted: int = 0) -> None:
-        self.num_queried += num_queried
-        self.num_hit += num_hit
-        self.num_evicted += num_evicted
 
 
 class KVCache:
@@ -81,8 +66,7 @@ class KVCache:
         self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
-        self._counts = _TokenCounts()
-        self._counts_of: defaultdict[str | None, _TokenCounts] = defaultdict(_TokenCounts)
+        self._counts = TokenCounts()
 
     @property
     def block_size(self) -> int:
@@ -226,8 +210,7 @@ class KVCache:
 
     def record_query(self, tenant: str | None, num_queried_tokens: int, num_hit_tokens: int) -> None:
         """Count the tokens of a tenant's new request, and those of them that were found, public ones too."""
-        for counts in (self._counts, self._counts_of[tenant]):
-            counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
+        self._counts.query(tenant, num_queried_tokens, num_hit_tokens)
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         """Tell how a sequence's answer ended, once, before or after its release, for the order of eviction.
@@ -257,15 +240,16 @@ class KVCache:
 
     def stats(self) -> CacheStats:
         """Return the counters and gauges, in constant time."""
+        counts = self._counts.all
         return CacheStats(
             block_size=self._block_size,
             num_blocks=self._pool.num_blocks,
             num_free_blocks=self._pool.num_free,
             num_cached_blocks=self._pool.num_cached,
             num_in_use_blocks=self._pool.num_in_use,
-            num_queried_tokens=self._counts.num_queried,
-            num_hit_tokens=self._counts.num_hit,
-            num_evicted_tokens=self._counts.num_evicted,
+            num_queried_tokens=counts.num_queried,
+            num_hit_tokens=counts.num_hit,
+            num_evicted_tokens=counts.num_evicted,
             num_tree_nodes=self._tree.num_nodes,
             tree_depth=self._tree.depth,
         )
@@ -280,7 +264,7 @@ class KVCache:
         num_findable = _num_distinct(
             self._findable(sequence)[self._path(sequence).num_public_blocks :] for sequence in sequences
         )
-        counts = self._counts_of.get(tenant, _TokenCounts())
+        counts = self._counts.of(tenant)
         return TenantStats(
             block_size=self._block_size,
             num_blocks=self._pool.num_blocks,
@@ -373,9 +357,7 @@ class KVCache:
         block_id, num_blocks = self._order.first(max_blocks)
         namespace = self._tree.namespace_of(block_id)
         num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
-        self._counts.add(num_evicted=num_tokens)
-        if not is_public(namespace):
-            self._counts_of[tenant_of(namespace)].add(num_evicted=num_tokens)
+        self._counts.evict(namespace, num_tokens)
 
     def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
         removal = self._tree.remove(block_id, num_blocks)
