@@ -10,13 +10,14 @@ import numpy as np
 
 from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
+from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import tenant_of
-from radixserve.core.public_prefixes import CachePath, PublicPrefixes
+from radixserve.core.public_prefixes import PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.core.token_counts import TokenCounts
@@ -55,12 +56,11 @@ class KVCache:
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
-        self._public_prefixes = PublicPrefixes(public_prefixes, block_size)
-        self._digest = digest
+        self._keys = BlockKeys(PublicPrefixes(public_prefixes, block_size), block_size, digest)
         self._tree = RadixTree(num_blocks, block_size, digest)
         self._order: EvictionOrder
         if eviction_policy == "learned-reuse":
-            self._order = LearnedReuse(num_blocks, self._tree, self._digest_of)
+            self._order = LearnedReuse(num_blocks, self._tree, self._keys)
         else:
             self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
@@ -190,11 +190,11 @@ class KVCache:
         """
         if not self._prefix_cache or (num_blocks + 1) * self._block_size > sequence.num_tokens:
             return None
-        return self._digest_of(sequence, num_blocks)
+        return self._keys.digest_of(sequence, num_blocks)
 
     def namespace_of(self, sequence: Sequence, num_blocks: int) -> bytes:
         """Return the namespace of the block behind a sequence's first num_blocks."""
-        return self._path(sequence).namespace_of(num_blocks)
+        return self._keys.path_of(sequence).namespace_of(num_blocks)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies queued since the last call. Their sources are held until end_step."""
@@ -262,7 +262,7 @@ class KVCache:
         """
         sequences = list(running)
         num_findable = _num_distinct(
-            self._findable(sequence)[self._path(sequence).num_public_blocks :] for sequence in sequences
+            self._findable(sequence)[self._keys.path_of(sequence).num_public_blocks :] for sequence in sequences
         )
         counts = self._counts.of(tenant)
         return TenantStats(
@@ -281,7 +281,9 @@ class KVCache:
         if not self._prefix_cache or max_tokens <= 0:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
-        return self._tree.find(self._path(sequence), token_ids, lambda index: self._digest_of(sequence, index), known)
+        return self._tree.find(
+            self._keys.path_of(sequence), token_ids, lambda index: self._keys.digest_of(sequence, index), known
+        )
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         pool, tree = self._pool, self._tree
@@ -368,11 +370,11 @@ class KVCache:
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
         table, first = sequence.block_table, sequence.num_committed_blocks
-        num_public = self._path(sequence).num_public_blocks
+        num_public = self._keys.path_of(sequence).num_public_blocks
         if first < num_public:
             num_full = min(num_full, num_public)
         token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
-        digest = self._digest_of(sequence, first)
+        digest = self._keys.digest_of(sequence, first)
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
         if found:
@@ -448,28 +450,8 @@ class KVCache:
 
     def _place(self, sequence: Sequence) -> Place:
         num_blocks = sequence.num_committed_blocks
-        digest = self._digest_of(sequence, num_blocks - 1) if num_blocks else b""
-        return self._tree.place(self._path(sequence), sequence.block_table, num_blocks, digest)
-
-    def _path(self, sequence: Sequence) -> CachePath:
-        request = sequence.request
-        if request.path is None:
-            # Of the prompt alone, so that a sequence keeps its path while its answer grows.
-            prompt = sequence.token_ids[: request.num_prompt_tokens]
-            request.path = self._public_prefixes.path_of(request.namespace, prompt)
-        return request.path
-
-    def _digest_of(self, sequence: Sequence, index: int) -> bytes:
-        """Return the chained digest of a sequence's block, which must be full."""
-        digests, path = sequence.digests, self._path(sequence)
-        while len(digests) <= index:
-            start = len(digests) * self._block_size
-            block = sequence.token_ids[start : start + self._block_size].tobytes()
-            parent = digests[-1] if digests else b""
-            if len(digests) in (0, path.num_public_blocks):
-                parent = self._digest(parent, path.namespace_of(len(digests)))
-            digests.append(self._digest(parent, block))
-        return digests[index]
+        digest = self._keys.digest_of(sequence, num_blocks - 1) if num_blocks else b""
+        return self._tree.place(self._keys.path_of(sequence), sequence.block_table, num_blocks, digest)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -17,15 +17,15 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from radixserve.core.block_keys import BlockKeys
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
 from radixserve.core.eviction.gaps import UNKNOWN_ANSWER, answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
-from radixserve.core.eviction.order import DigestOf, EvictionOrder
+from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
 from radixserve.core.packed import indices_of, view_of
-from radixserve.core.public_prefixes import CachePath
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
 
@@ -45,9 +45,9 @@ _BORDERS = bucket_borders()
 class LearnedReuse(EvictionOrder):
     """The order of eviction that learns when blocks are used again."""
 
-    def __init__(self, num_blocks: int, tree: RadixTree, digest_of: DigestOf) -> None:
+    def __init__(self, num_blocks: int, tree: RadixTree, keys: BlockKeys) -> None:
         self._tree = tree
-        self._digest_of = digest_of
+        self._keys = keys
         self._fingerprinter = Fingerprinter(tree.block_size)
         self._clock = 0
         self._is_unheld = bytearray(num_blocks)
@@ -123,7 +123,7 @@ class LearnedReuse(EvictionOrder):
             return
         use = sequence.use = self._start(sequence)
         # Who else has used a public prefix must make no difference to what is its tenant's own.
-        last = self._segment_of(block_ids[-1]).use if len(block_ids) > _num_public_blocks(sequence) else None
+        last = self._segment_of(block_ids[-1]).use if len(block_ids) > self._num_public_blocks(sequence) else None
         self._take_over(sequence, use, 0, block_ids)
         num_known, last = self._find_evicted(sequence, use, len(block_ids), last)
         if last is not None and num_known >= CONTINUED_SHARE * last.num_prompt_blocks:
@@ -147,7 +147,7 @@ class LearnedReuse(EvictionOrder):
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         """Let a sequence's blocks from number index on be cached."""
         use, start = self._use_of(sequence), 0
-        new_gap_class = 0 if index < _num_public_blocks(sequence) else use.gap_class
+        new_gap_class = 0 if index < self._num_public_blocks(sequence) else use.gap_class
         for end, gap_class in [*use.evicted, (index + len(block_ids), new_gap_class)]:
             run = block_ids[start : max(end - index, start)]
             if run:
@@ -209,10 +209,10 @@ class LearnedReuse(EvictionOrder):
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
         tables = self._tables_of(request.tenant, num_prompt_blocks)
-        num_public_blocks = _num_public_blocks(sequence)
+        num_public_blocks = self._num_public_blocks(sequence)
         public = None
         if num_public_blocks:
-            public = self._tables_of(_path(sequence).public, num_public_blocks)
+            public = self._tables_of(self._keys.path_of(sequence).public, num_public_blocks)
         return Use(self._clock, tables, num_prompt_blocks, public)
 
     def _tables_of(self, owner: str | bytes | None, num_blocks: int) -> ReuseTables:
@@ -245,7 +245,7 @@ class LearnedReuse(EvictionOrder):
 
     def _find_evicted(self, sequence: Sequence, use: Use, num_known: int, last: Use | None) -> tuple[int, Use | None]:
         """Find what follows a match and was evicted; return how many blocks are known, and who used the deepest."""
-        num_public = _num_public_blocks(sequence)
+        num_public = self._num_public_blocks(sequence)
         while num_known < use.num_prompt_blocks:
             is_public = num_known < num_public
             (first,) = self._fingerprints(sequence, num_known, num_known + 1).tolist()
@@ -277,7 +277,7 @@ class LearnedReuse(EvictionOrder):
     ) -> None:
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
-        is_public = index < _num_public_blocks(sequence)
+        is_public = index < self._num_public_blocks(sequence)
         public = use.public if is_public else None
         wanted = (use, public, gap_class, above)
         if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != wanted:
@@ -418,16 +418,11 @@ class LearnedReuse(EvictionOrder):
 
         is_public: whether it is of a public prefix, be it a longer one than the sequence's.
         """
-        path = _path(sequence)
-        return (path.public if is_public else path.own) + (self._digest_of(sequence, index - 1) if index else b"")
+        path = self._keys.path_of(sequence)
+        return (path.public if is_public else path.own) + (self._keys.digest_of(sequence, index - 1) if index else b"")
+
+    def _num_public_blocks(self, sequence: Sequence) -> int:
+        return self._keys.path_of(sequence).num_public_blocks
 
     def _unheld_view(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._is_unheld, np.uint8)
-
-
-def _path(sequence: Sequence) -> CachePath:
-    return sequence.request.path or CachePath(sequence.request.namespace)
-
-
-def _num_public_blocks(sequence: Sequence) -> int:
-    return _path(sequence).num_public_blocks

@@ -1,15 +1,11 @@
 """The seam between the cache and a policy of eviction."""
 
 from array import array
-from collections.abc import Callable
 from typing import Protocol
 
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
-
-# The chained digest of a sequence's block of that number, which must be full.
-DigestOf = Callable[[Sequence, int], bytes]
 
 
 class EvictionOrder(Protocol):
