@@ -18,9 +18,10 @@ from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import tenant_of
 from radixserve.core.public_prefixes import PublicPrefixes
-from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
+from radixserve.core.radix_tree import BlockDigest, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
 from radixserve.core.token_counts import TokenCounts
+from radixserve.core.tree_walk import CachedRun
 from radixserve.protocol import CacheStats, TenantStats
 
 __all__ = ["Answer", "CachedRun", "KVCache", "Match"]
