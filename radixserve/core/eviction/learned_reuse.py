@@ -12,19 +12,18 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.block_keys import BlockKeys
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
 from radixserve.core.eviction.gaps import UNKNOWN_ANSWER, answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
+from radixserve.core.eviction.waiting_segments import WaitingSegments
 from radixserve.core.packed import indices_of, view_of
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
@@ -55,12 +54,12 @@ class LearnedReuse(EvictionOrder):
         self._slot_of = array("i", [-1]) * num_blocks
         self._segments: list[Segment | None] = []
         self._free_slots: list[int] = []
+        self._waiting = WaitingSegments(self._segments)
         self._segments_at: defaultdict[int, list[Segment]] = defaultdict(list)
         # Of tenants, by name, and of public prefixes, by namespace.
         self._tables: dict[str | bytes | None, ReuseTables] = {}
         self._ghosts = Ghosts()
         self._num_gone = 0
-        self._cells = CellOrder()
 
     def __len__(self) -> int:
         return self._num_unheld
@@ -99,10 +98,7 @@ class LearnedReuse(EvictionOrder):
     def first(self, max_blocks: int) -> tuple[int, int]:
         """Return the end of the segment of least score, and how many blocks of it can go."""
         while True:
-            cell = self._cells.least()
-            segment = self._front(cell)
-            if not self._cells.place(cell):
-                continue
+            segment = self._waiting.first()
             if self._can_go(segment):
                 num_blocks = min(segment.num_blocks, max_blocks)
                 if num_blocks > 1:
@@ -110,7 +106,7 @@ class LearnedReuse(EvictionOrder):
                     num_blocks = self.count(self._tree.last_blocks(segment.end, num_blocks))
                 return segment.end, num_blocks
             # It comes back once its end is given back, or what follows it is gone.
-            self._withdraw(segment)
+            self._waiting.discard(segment)
 
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
@@ -131,8 +127,7 @@ class LearnedReuse(EvictionOrder):
         for tables in (use.tables, use.public):
             if tables is not None and tables.is_time_to_learn:
                 tables.learn()
-                for cell in tables.cells():
-                    self._cells.place(cell)
+                self._waiting.take_in(tables)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child go on from where its parent is."""
@@ -171,7 +166,7 @@ class LearnedReuse(EvictionOrder):
         use.answer_class = answer_class_of(answer)
         for segment in segments:
             segment.figures.unused[segment.bucket] += segment.num_unused
-            self._move(segment)
+            self._waiting.move(segment)
 
     def remove(self, removal: Removal, *, is_eviction: bool) -> None:
         """Take in what the tree has forgotten."""
@@ -205,7 +200,7 @@ class LearnedReuse(EvictionOrder):
                 unused[segment.bucket] -= num_unused
                 unused[bucket] += num_unused
                 segment.bucket = bucket
-                self._move(segment)
+                self._waiting.move(segment)
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
         tables = self._tables_of(request.tenant, num_prompt_blocks)
@@ -305,7 +300,7 @@ class LearnedReuse(EvictionOrder):
 
     def _end(self, segment: Segment) -> None:
         """Let the slot of a segment without blocks go to another."""
-        self._withdraw(segment)
+        self._waiting.discard(segment)
         self._segments[segment.slot] = None
         self._free_slots.append(segment.slot)
         self._rest(segment)
@@ -355,43 +350,10 @@ class LearnedReuse(EvictionOrder):
         """Let the segment of a block wait for eviction, if it can go."""
         segment = self._segment_of(block_id)
         if segment.cell is None and self._can_go(segment):
-            self._wait(segment)
+            self._waiting.add(segment)
 
     def _can_go(self, segment: Segment) -> bool:
         return bool(self._is_unheld[segment.end]) and self._tree.is_end_of_leaf(segment.end)
-
-    def _wait(self, segment: Segment) -> None:
-        cell = segment.figures.cell_of(segment.bucket)
-        segment.cell = cell
-        cell.num_waiting += 1
-        heappush(cell.waiting, (segment.use.clock, segment.slot))
-        if len(cell.waiting) > 2 * cell.num_waiting + MIN_SWEPT_ENTRIES:
-            # Sorted is a heap, too.
-            cell.waiting = sorted({entry for entry in cell.waiting if self._waiting_segment(cell, entry) is not None})
-        self._cells.place(cell)
-
-    def _withdraw(self, segment: Segment) -> None:
-        if segment.cell is not None:
-            segment.cell.num_waiting -= 1
-            segment.cell = None
-
-    def _move(self, segment: Segment) -> None:
-        """Let a segment that waits do so where it belongs now."""
-        if segment.cell is not None:
-            self._withdraw(segment)
-            self._wait(segment)
-
-    def _front(self, cell: Cell) -> Segment:
-        """Return the segment of a cell, which is not empty, that was used longest ago."""
-        while (segment := self._waiting_segment(cell, cell.waiting[0])) is None:
-            heappop(cell.waiting)
-        return segment
-
-    def _waiting_segment(self, cell: Cell, entry: tuple[int, int]) -> Segment | None:
-        """Return the segment of an entry, if it still waits in the cell."""
-        clock, slot = entry
-        segment = self._segments[slot]
-        return segment if segment is not None and segment.cell is cell and segment.use.clock == clock else None
 
     def _segments_of(self, use: Use) -> list[Segment]:
         return [segment for segment in self._segments_at.get(use.clock, ()) if segment.use is use]
