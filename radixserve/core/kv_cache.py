@@ -51,7 +51,7 @@ class KVCache:
         block_size: int,
         *,
         prefix_cache: bool = True,
-        eviction_policy: EvictionPolicy = "lru",
+        eviction_policy: EvictionPolicy = "learned-reuse",
         public_prefixes: Iterable[Tokens[int]] = (),
         digest: BlockDigest = xxh3_digest,
     ) -> None:
