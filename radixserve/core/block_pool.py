@@ -5,6 +5,7 @@ from array import array
 import numpy as np
 
 from radixserve.core.eviction.order import EvictionOrder
+from radixserve.core.packed import indices_of, view_of
 
 
 class BlockPool:
@@ -59,7 +60,7 @@ class BlockPool:
     def share(self, block_ids: "array[int]") -> None:
         """Count one more sequence that holds the blocks, all different, each cached or in use."""
         self._cached.discard_all(block_ids)
-        np.frombuffer(self._refcounts, np.int32)[np.frombuffer(block_ids, np.int32)] += 1
+        view_of(self._refcounts)[indices_of(block_ids)] += 1
 
     def drop(self, block_id: int, *, is_findable: bool) -> None:
         """Count one sequence less. A block that nobody holds is cached if the tree can find it, else free."""
@@ -68,13 +69,12 @@ class BlockPool:
 
     def drop_findable(self, block_ids: "array[int]") -> None:
         """Count one sequence less that holds the blocks, all different, which the tree can find; in this order."""
-        ids = np.frombuffer(block_ids, np.int32)
-        refcounts = np.frombuffer(self._refcounts, np.int32)
+        ids, refcounts = indices_of(block_ids), view_of(self._refcounts)
         refcounts[ids] -= 1
         is_unheld = refcounts[ids] == 0
         if self._num_copies_from:
             is_unheld &= ~np.isin(ids, list(self._num_copies_from))
-        self._cached.add_all(array("i", ids[is_unheld].tobytes()))
+        self._cached.add_all(array("i", view_of(block_ids)[is_unheld].tobytes()))
 
     def hold_source(self, block_id: int) -> None:
         """Keep the source of a copy, cached or in use, from being evicted."""

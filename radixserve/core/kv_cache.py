@@ -2,25 +2,26 @@
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
+from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
-from radixserve.core.namespace import is_public, tenant_of
-from radixserve.core.public_prefixes import CachePath, PublicPrefixes
-from radixserve.core.radix_tree import BlockDigest, CachedRun, Match, Place, RadixTree, Removal, xxh3_digest
+from radixserve.core.namespace import tenant_of
+from radixserve.core.public_prefixes import PublicPrefixes
+from radixserve.core.radix_tree import BlockDigest, Match, Place, RadixTree, Removal, xxh3_digest
 from radixserve.core.sequence import Sequence
+from radixserve.core.token_counts import TokenCounts
+from radixserve.core.tree_walk import CachedRun
 from radixserve.protocol import CacheStats, TenantStats
 
 __all__ = ["Answer", "CachedRun", "KVCache", "Match"]
@@ -31,20 +32,6 @@ class _Source(NamedTuple):
 
     block_id: int
     num_computed_tokens: int
-
-
-@dataclass(slots=True)
-class _TokenCounts:
-    """Tokens looked up, found and given up. They only ever grow."""
-
-    num_queried: int = 0
-    num_hit: int = 0
-    num_evicted: int = 0
-
-    def add(self, *, num_queried: int = 0, num_hit: int = 0, num_evicted: int = 0) -> None:
-        self.num_queried += num_queried
-        self.num_hit += num_hit
-        self.num_evicted += num_evicted
 
 
 class KVCache:
@@ -64,25 +51,23 @@ class KVCache:
         block_size: int,
         *,
         prefix_cache: bool = True,
-        eviction_policy: EvictionPolicy = "lru",
+        eviction_policy: EvictionPolicy = "learned-reuse",
         public_prefixes: Iterable[Tokens[int]] = (),
         digest: BlockDigest = xxh3_digest,
     ) -> None:
         self._block_size = block_size
         self._prefix_cache = prefix_cache
-        self._public_prefixes = PublicPrefixes(public_prefixes, block_size)
-        self._digest = digest
+        self._keys = BlockKeys(PublicPrefixes(public_prefixes, block_size), block_size, digest)
         self._tree = RadixTree(num_blocks, block_size, digest)
         self._order: EvictionOrder
         if eviction_policy == "learned-reuse":
-            self._order = LearnedReuse(num_blocks, self._tree, self._digest_of)
+            self._order = LearnedReuse(num_blocks, self._tree, self._keys)
         else:
-            self._order = LeastRecentlyUsed(num_blocks)
+            self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
-        self._counts = _TokenCounts()
-        self._counts_of: defaultdict[str | None, _TokenCounts] = defaultdict(_TokenCounts)
+        self._counts = TokenCounts()
 
     @property
     def block_size(self) -> int:
@@ -206,11 +191,11 @@ class KVCache:
         """
         if not self._prefix_cache or (num_blocks + 1) * self._block_size > sequence.num_tokens:
             return None
-        return self._digest_of(sequence, num_blocks)
+        return self._keys.digest_of(sequence, num_blocks)
 
     def namespace_of(self, sequence: Sequence, num_blocks: int) -> bytes:
         """Return the namespace of the block behind a sequence's first num_blocks."""
-        return self._path(sequence).namespace_of(num_blocks)
+        return self._keys.path_of(sequence).namespace_of(num_blocks)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies queued since the last call. Their sources are held until end_step."""
@@ -226,8 +211,7 @@ class KVCache:
 
     def record_query(self, tenant: str | None, num_queried_tokens: int, num_hit_tokens: int) -> None:
         """Count the tokens of a tenant's new request, and those of them that were found, public ones too."""
-        for counts in (self._counts, self._counts_of[tenant]):
-            counts.add(num_queried=num_queried_tokens, num_hit=num_hit_tokens)
+        self._counts.query(tenant, num_queried_tokens, num_hit_tokens)
 
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         """Tell how a sequence's answer ended, once, before or after its release, for the order of eviction.
@@ -257,15 +241,16 @@ class KVCache:
 
     def stats(self) -> CacheStats:
         """Return the counters and gauges, in constant time."""
+        counts = self._counts.all
         return CacheStats(
             block_size=self._block_size,
             num_blocks=self._pool.num_blocks,
             num_free_blocks=self._pool.num_free,
             num_cached_blocks=self._pool.num_cached,
             num_in_use_blocks=self._pool.num_in_use,
-            num_queried_tokens=self._counts.num_queried,
-            num_hit_tokens=self._counts.num_hit,
-            num_evicted_tokens=self._counts.num_evicted,
+            num_queried_tokens=counts.num_queried,
+            num_hit_tokens=counts.num_hit,
+            num_evicted_tokens=counts.num_evicted,
             num_tree_nodes=self._tree.num_nodes,
             tree_depth=self._tree.depth,
         )
@@ -278,9 +263,9 @@ class KVCache:
         """
         sequences = list(running)
         num_findable = _num_distinct(
-            self._findable(sequence)[self._path(sequence).num_public_blocks :] for sequence in sequences
+            self._findable(sequence)[self._keys.path_of(sequence).num_public_blocks :] for sequence in sequences
         )
-        counts = self._counts_of.get(tenant, _TokenCounts())
+        counts = self._counts.of(tenant)
         return TenantStats(
             block_size=self._block_size,
             num_blocks=self._pool.num_blocks,
@@ -297,7 +282,9 @@ class KVCache:
         if not self._prefix_cache or max_tokens <= 0:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
-        return self._tree.find(self._path(sequence), token_ids, lambda index: self._digest_of(sequence, index), known)
+        return self._tree.find(
+            self._keys.path_of(sequence), token_ids, lambda index: self._keys.digest_of(sequence, index), known
+        )
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         pool, tree = self._pool, self._tree
@@ -370,15 +357,10 @@ class KVCache:
 
     def _evict(self, max_blocks: int) -> None:
         """Free a cached block, and up to max_blocks if more of its run go next."""
-        block_id, num_blocks = self._order.first()
-        if num_blocks > 1:
-            # Whoever holds a block holds those above it, so the unheld ones come last.
-            num_blocks = self._pool.count_cached(self._tree.last_blocks(block_id, min(num_blocks, max_blocks)))
+        block_id, num_blocks = self._order.first(max_blocks)
         namespace = self._tree.namespace_of(block_id)
         num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
-        self._counts.add(num_evicted=num_tokens)
-        if not is_public(namespace):
-            self._counts_of[tenant_of(namespace)].add(num_evicted=num_tokens)
+        self._counts.evict(namespace, num_tokens)
 
     def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
         removal = self._tree.remove(block_id, num_blocks)
@@ -389,11 +371,11 @@ class KVCache:
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
         table, first = sequence.block_table, sequence.num_committed_blocks
-        num_public = self._path(sequence).num_public_blocks
+        num_public = self._keys.path_of(sequence).num_public_blocks
         if first < num_public:
             num_full = min(num_full, num_public)
         token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
-        digest = self._digest_of(sequence, first)
+        digest = self._keys.digest_of(sequence, first)
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
         if found:
@@ -469,28 +451,8 @@ class KVCache:
 
     def _place(self, sequence: Sequence) -> Place:
         num_blocks = sequence.num_committed_blocks
-        digest = self._digest_of(sequence, num_blocks - 1) if num_blocks else b""
-        return self._tree.place(self._path(sequence), sequence.block_table, num_blocks, digest)
-
-    def _path(self, sequence: Sequence) -> CachePath:
-        request = sequence.request
-        if request.path is None:
-            # Of the prompt alone, so that a sequence keeps its path while its answer grows.
-            prompt = sequence.token_ids[: request.num_prompt_tokens]
-            request.path = self._public_prefixes.path_of(request.namespace, prompt)
-        return request.path
-
-    def _digest_of(self, sequence: Sequence, index: int) -> bytes:
-        """Return the chained digest of a sequence's block, which must be full."""
-        digests, path = sequence.digests, self._path(sequence)
-        while len(digests) <= index:
-            start = len(digests) * self._block_size
-            block = sequence.token_ids[start : start + self._block_size].tobytes()
-            parent = digests[-1] if digests else b""
-            if len(digests) in (0, path.num_public_blocks):
-                parent = self._digest(parent, path.namespace_of(len(digests)))
-            digests.append(self._digest(parent, block))
-        return digests[index]
+        digest = self._keys.digest_of(sequence, num_blocks - 1) if num_blocks else b""
+        return self._tree.place(self._keys.path_of(sequence), sequence.block_table, num_blocks, digest)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -9,8 +9,6 @@ holders.
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +16,10 @@ import numpy.typing as npt
 import xxhash
 
 from radixserve.core.namespace import is_public, tenant_of
+from radixserve.core.packed import indices_of, view_of
 from radixserve.core.public_prefixes import CachePath
-
-# Entries compared for a hit inside a block, newest first: a node with a thousand children must not cost a thousand.
-MAX_CANDIDATES = 8
+from radixserve.core.radix_node import Node, TreeDepth
+from radixserve.core.tree_walk import CachedRun, walk
 
 # Long runs are compared piece by piece, from this length on: most prompts differ soon, or not at all.
 MIN_COMPARED_TOKENS = 512
@@ -65,70 +63,6 @@ class Removal(NamedTuple):
     is_end_of_leaf: bool
 
 
-class CachedRun(NamedTuple):
-    """One node, as RadixTree.walk shows it.
-
-    depth: nodes on the path down to this one, 1 below the root. num_tokens_above: position of its first token.
-    block_ids: one for each block_size tokens; a tail has fewer tokens and one block.
-    """
-
-    namespace: bytes
-    depth: int
-    num_tokens_above: int
-    token_ids: "array[int]"
-    block_ids: "array[int]"
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A root (no blocks), a run, or a tail (no digest, fewer tokens than a block).
-
-    parent: of a root None, or the public run at whose end it is. number: names the node in the tree; a root has none.
-    num_blocks_above: blocks on the path to the node.
-    digest: the chained one of the first block; those of a run's other blocks follow from its tokens.
-    children: runs by their digest. by_first_token: runs and tails by their first block, newest last.
-    num_removals: how often the last block was taken off; the path to the node stays as it is for as long as the node.
-    height: runs and tails on the longest way down, itself included. heights: how many right below have which, the
-    roots among them too.
-    """
-
-    namespace: bytes
-    parent: "Node | None"
-    number: int = -1
-    num_blocks_above: int = 0
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    digest: bytes = b""
-    num_removals: int = 0
-    children: dict[bytes, "Node"] = field(default_factory=dict)
-    by_first_token: dict[int, dict[int, "Node"]] = field(default_factory=dict)
-    height: int = 0
-    heights: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def is_tail(self) -> bool:
-        """Whether this is a part-filled block."""
-        return not self.digest and not self.is_root
-
-    @property
-    def is_root(self) -> bool:
-        """Whether a namespace begins here."""
-        return self.number < 0
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether nothing follows, in no namespace."""
-        return not self.heights
-
-    def followers(self) -> Iterator["Node"]:
-        """All runs and tails right below, of the same namespace."""
-        return (node for nodes in self.by_first_token.values() for node in nodes.values())
-
-    def candidates(self, first_token: int) -> Iterator["Node"]:
-        """The newest runs and tails right below that begin with a token."""
-        return islice(reversed(self.by_first_token.get(first_token, {}).values()), MAX_CANDIDATES)
-
-
 class Place(NamedTuple):
     """A border between blocks: behind the first num_blocks blocks of a node's run. Any change ends its validity.
 
@@ -151,7 +85,7 @@ class RadixTree:
         self._num_blocks_of = Counter[str | None]()
         # By the number of the public run that a root continues, and its namespace.
         self._roots: dict[tuple[int, bytes], Node] = {}
-        self._root_heights: dict[int, int] = {}
+        self._depth = TreeDepth()
         self._nodes: dict[int, Node] = {}
         self._next_number = 0
         # Numbers of nodes, -1 for none: packed, and set for a whole run at once. 64 bits do not run out.
@@ -165,7 +99,7 @@ class RadixTree:
     @property
     def depth(self) -> int:
         """Nodes on the longest path, roots left out."""
-        return max(self._root_heights, default=0)
+        return self._depth.depth
 
     def __contains__(self, block_id: int) -> bool:
         return self._owner[block_id] >= 0
@@ -214,7 +148,7 @@ class RadixTree:
                 if below is None:
                     return self._match(block_ids, *self._find_inside(node, rest))
                 run, index = below, 0
-            num_common = _count_common(np.frombuffer(run.token_ids, np.int32)[index * size :], rest)
+            num_common = _count_common(view_of(run.token_ids)[index * size :], rest)
             if run is not node and num_common < size:
                 # An equal digest of other tokens.
                 return self._match(block_ids, *self._find_inside(node, rest))
@@ -246,8 +180,8 @@ class RadixTree:
             if digest not in node.children:
                 return array("i")
             node, index = node.children[digest], 0
-        rest = np.frombuffer(node.token_ids, np.int32)[index * self.block_size :]
-        num_common = _count_common(rest, np.frombuffer(token_ids, np.int32))
+        rest = view_of(node.token_ids)[index * self.block_size :]
+        num_common = _count_common(rest, view_of(token_ids))
         return node.block_ids[index : index + num_common // self.block_size]
 
     def add_run(self, place: Place, digest: bytes, token_ids: "array[int]", block_ids: "array[int]") -> Place | None:
@@ -336,17 +270,7 @@ class RadixTree:
 
     def walk(self) -> Iterator[CachedRun]:
         """Yield every run and tail, each before those below it. Not to be continued after a change."""
-        roots_behind: dict[int, list[Node]] = {}
-        for (number, _), root in self._roots.items():
-            roots_behind.setdefault(number, []).append(root)
-        for top in roots_behind.get(-1, ()):
-            unseen = [(node, 1) for node in top.followers()]
-            while unseen:
-                node, depth = unseen.pop()
-                num_tokens_above = node.num_blocks_above * self.block_size
-                yield CachedRun(node.namespace, depth, num_tokens_above, node.token_ids[:], node.block_ids[:])
-                for above in (node, *roots_behind.get(node.number, ())):
-                    unseen.extend((other, depth + 1) for other in above.followers())
+        return walk(self._roots.values(), self.block_size)
 
     def _match(self, block_ids: "array[int]", num_inside: int, block_id: int | None) -> Match:
         num_tokens = len(block_ids) * self.block_size + num_inside
@@ -369,7 +293,7 @@ class RadixTree:
         best = (0, False)
         block_id = None
         for other in node.candidates(int(rest[0])) if len(rest) else ():
-            num_common = _count_common(np.frombuffer(other.token_ids, np.int32)[: self.block_size], rest)
+            num_common = _count_common(view_of(other.token_ids)[: self.block_size], rest)
             # Of equal hits a tail that ends right there is the better one: it can be taken over without a copy.
             rank = (num_common, num_common == len(other.token_ids))
             if rank > best:
@@ -385,7 +309,7 @@ class RadixTree:
         return self._nodes[self._owner[block_id]]
 
     def _own(self, node: Node, block_ids: "array[int]") -> None:
-        np.frombuffer(self._owner, np.int64)[np.frombuffer(block_ids, np.int32)] = node.number
+        np.frombuffer(self._owner, np.int64)[indices_of(block_ids)] = node.number
 
     def _new_node(self, parent: Node, num_blocks_above: int, digest: bytes) -> Node:
         node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest, height=1)
@@ -396,14 +320,14 @@ class RadixTree:
     def _add(self, parent: Node, token_ids: "array[int]", block_ids: "array[int]", digest: bytes) -> None:
         if parent.is_root and parent.is_leaf:
             self._roots[_root_key(parent.parent, parent.namespace)] = parent
-            self._replace_height(parent.parent, None, parent.height)
+            self._depth.replace(parent.parent, None, parent.height)
         node = self._new_node(parent, parent.num_blocks_above + len(parent.block_ids), digest)
         node.token_ids += token_ids
         node.block_ids += block_ids
         self._own(node, block_ids)
         self._count_blocks(node, len(block_ids))
         self._link(node)
-        self._replace_height(parent, None, node.height)
+        self._depth.replace(parent, None, node.height)
 
     def _link(self, node: Node) -> None:
         """Make a node known to its parent, in the place of the one that began with the same block if there is one."""
@@ -424,12 +348,12 @@ class RadixTree:
         if not siblings:
             del parent.by_first_token[node.token_ids[0]]
         del self._nodes[node.number]
-        self._replace_height(parent, node.height, None)
+        self._depth.replace(parent, node.height, None)
         above: Node | None = parent
         if parent.is_root and parent.is_leaf:
             above = parent.parent
             del self._roots[_root_key(above, parent.namespace)]
-            self._replace_height(above, parent.height, None)
+            self._depth.replace(above, parent.height, None)
         if above is not None and not above.is_root and len(above.children) == 1 and sum(above.heights.values()) == 1:
             self._merge(above)
 
@@ -467,9 +391,7 @@ class RadixTree:
         self._link(upper)
         lower.parent, lower.digest, lower.num_blocks_above = upper, lower_digest, lower.num_blocks_above + index
         self._link(lower)
-        _count(upper.heights, lower.height, 1)
-        upper.height = lower.height + 1
-        self._replace_height(upper.parent, lower.height, upper.height)
+        self._depth.insert_above(upper, lower)
         return Place(upper, index, digest)
 
     def _merge(self, upper: Node) -> None:
@@ -481,24 +403,7 @@ class RadixTree:
         self._own(lower, upper.block_ids)
         self._link(lower)
         del self._nodes[upper.number]
-        self._replace_height(lower.parent, upper.height, lower.height)
-
-    def _replace_height(self, node: Node | None, old: int | None, new: int | None) -> None:
-        """Take in that a node has a follower of a new height in place of one of an old, and what that changes above.
-
-        None: there was no such follower, or is none now. This keeps the depth of the tree known without a walk.
-        """
-        while old != new:
-            heights = self._root_heights if node is None else node.heights
-            if new is not None:
-                _count(heights, new, 1)
-            if old is not None:
-                _count(heights, old, -1)
-            if node is None:
-                return
-            old, new = node.height, max(heights, default=0) + (not node.is_root)
-            node.height = new
-            node = node.parent
+        self._depth.replace(lower.parent, upper.height, lower.height)
 
     def _count_blocks(self, node: Node, change: int) -> None:
         self.num_blocks += change
@@ -508,12 +413,6 @@ class RadixTree:
 
 def _root_key(above: Node | None, namespace: bytes) -> tuple[int, bytes]:
     return -1 if above is None else above.number, namespace
-
-
-def _count(counts: dict[int, int], key: int, change: int) -> None:
-    counts[key] = counts.get(key, 0) + change
-    if not counts[key]:
-        del counts[key]
 
 
 def _count_common(left: Tokens, right: Tokens) -> int:

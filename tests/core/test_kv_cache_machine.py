@@ -40,7 +40,7 @@ TENANTS = [None, "a", "b"]
 SALTED = [encode_namespace(tenant="a", salt="b"), encode_namespace(salt="s")]
 namespaces = st.sampled_from([b"", b"", b"", *(encode_namespace(tenant=tenant) for tenant in ("a", "a", "b")), *SALTED])
 # Cut to whole blocks. Prompts go on from these as from earlier ones.
-public_prefixes = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=3) | st.just([])
+public_prefixes = st.just([]) | st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=3)
 indices = st.integers(0, 99)
 EVICTION_POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 plans = st.lists(st.tuples(indices, st.integers(1, 17), st.integers(0, 1)), min_size=1, max_size=6)
@@ -154,7 +154,10 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(index=indices, token_ids=st.lists(st.integers(0, 1), max_size=3))
     def fork(self, index: int, token_ids: list[int]) -> None:
         in_use = self.driver.cache.stats().num_in_use_blocks
-        self.driver.fork(self.running[index % len(self.running)], token_ids)
+        parent = self.running[index % len(self.running)]
+        # Of one request, so with all of its prompt where that says where a path is public.
+        num_kept = parent.request.num_prompt_tokens if self.driver.public_prefixes else 0
+        self.driver.fork(parent, [*parent.token_ids[parent.num_computed_tokens : num_kept], *token_ids])
         assert self.driver.cache.stats().num_in_use_blocks <= in_use
 
     @precondition(lambda self: self.running)
@@ -308,8 +311,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.note_held()
         self.prompts.append(sequence.token_ids.tolist())
         num_computed = sequence.num_computed_tokens
-        # A draft is no part of the prompt, which alone says where a path is public.
-        num_drafts = max(num_computed - sequence.request.num_prompt_tokens, 0)
+        # A draft is no part of the prompt, which alone says where a path is public, and what is not computed goes, too.
+        num_drafts = num_computed - sequence.request.num_prompt_tokens
+        if self.driver.public_prefixes and num_drafts < 0:
+            return
         most = num_drafts if self.driver.public_prefixes else num_computed
         num_given_up = cut % (most + 1) if cut % 3 == 0 else min(cut % 5, most)
         self.driver.truncate(sequence, num_computed - num_given_up, token_ids)

@@ -12,19 +12,19 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 
+from radixserve.core.block_keys import BlockKeys
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.eviction.cells import MIN_SWEPT_ENTRIES, Cell, CellOrder
 from radixserve.core.eviction.gaps import UNKNOWN_ANSWER, answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
-from radixserve.core.eviction.order import DigestOf, EvictionOrder
+from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.eviction.reuse_tables import ReuseTables
 from radixserve.core.eviction.use import Segment, Use
-from radixserve.core.public_prefixes import CachePath
+from radixserve.core.eviction.waiting_segments import WaitingSegments
+from radixserve.core.packed import indices_of, view_of
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Sequence
 
@@ -44,9 +44,9 @@ _BORDERS = bucket_borders()
 class LearnedReuse(EvictionOrder):
     """The order of eviction that learns when blocks are used again."""
 
-    def __init__(self, num_blocks: int, tree: RadixTree, digest_of: DigestOf) -> None:
+    def __init__(self, num_blocks: int, tree: RadixTree, keys: BlockKeys) -> None:
         self._tree = tree
-        self._digest_of = digest_of
+        self._keys = keys
         self._fingerprinter = Fingerprinter(tree.block_size)
         self._clock = 0
         self._is_unheld = bytearray(num_blocks)
@@ -54,12 +54,12 @@ class LearnedReuse(EvictionOrder):
         self._slot_of = array("i", [-1]) * num_blocks
         self._segments: list[Segment | None] = []
         self._free_slots: list[int] = []
+        self._waiting = WaitingSegments(self._segments)
         self._segments_at: defaultdict[int, list[Segment]] = defaultdict(list)
         # Of tenants, by name, and of public prefixes, by namespace.
         self._tables: dict[str | bytes | None, ReuseTables] = {}
         self._ghosts = Ghosts()
         self._num_gone = 0
-        self._cells = CellOrder()
 
     def __len__(self) -> int:
         return self._num_unheld
@@ -69,7 +69,7 @@ class LearnedReuse(EvictionOrder):
 
     def count(self, block_ids: "array[int]") -> int:
         """Return how many of the blocks are here."""
-        return int(np.count_nonzero(self._unheld_view()[_view(block_ids)]))
+        return int(np.count_nonzero(self._unheld_view()[indices_of(block_ids)]))
 
     def add(self, block_id: int) -> None:
         """Let a block come, which is not here."""
@@ -79,7 +79,7 @@ class LearnedReuse(EvictionOrder):
 
     def add_all(self, block_ids: "array[int]") -> None:
         """Let blocks come, none of which is here, each after those that follow it in the tree."""
-        self._unheld_view()[_view(block_ids)] = 1
+        self._unheld_view()[indices_of(block_ids)] = 1
         self._num_unheld += len(block_ids)
         for start, _ in self._runs(block_ids):
             self._offer(block_ids[start])
@@ -91,20 +91,22 @@ class LearnedReuse(EvictionOrder):
 
     def discard_all(self, block_ids: "array[int]") -> None:
         """Let those blocks go that are here."""
-        self._num_unheld -= self.count(block_ids)
-        self._unheld_view()[_view(block_ids)] = 0
+        ids, is_unheld = indices_of(block_ids), self._unheld_view()
+        self._num_unheld -= int(np.count_nonzero(is_unheld[ids]))
+        is_unheld[ids] = 0
 
-    def first(self) -> tuple[int, int]:
-        """Return the end of the segment of least score, and how many blocks of it there are."""
+    def first(self, max_blocks: int) -> tuple[int, int]:
+        """Return the end of the segment of least score, and how many blocks of it can go."""
         while True:
-            cell = self._cells.least()
-            segment = self._front(cell)
-            if not self._cells.place(cell):
-                continue
+            segment = self._waiting.first()
             if self._can_go(segment):
-                return segment.end, segment.num_blocks
+                num_blocks = min(segment.num_blocks, max_blocks)
+                if num_blocks > 1:
+                    # Whoever holds a block holds those above it, so the unheld ones come last.
+                    num_blocks = self.count(self._tree.last_blocks(segment.end, num_blocks))
+                return segment.end, num_blocks
             # It comes back once its end is given back, or what follows it is gone.
-            self._withdraw(segment)
+            self._waiting.discard(segment)
 
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
@@ -117,7 +119,7 @@ class LearnedReuse(EvictionOrder):
             return
         use = sequence.use = self._start(sequence)
         # Who else has used a public prefix must make no difference to what is its tenant's own.
-        last = self._segment_of(block_ids[-1]).use if len(block_ids) > _num_public_blocks(sequence) else None
+        last = self._segment_of(block_ids[-1]).use if len(block_ids) > self._num_public_blocks(sequence) else None
         self._take_over(sequence, use, 0, block_ids)
         num_known, last = self._find_evicted(sequence, use, len(block_ids), last)
         if last is not None and num_known >= CONTINUED_SHARE * last.num_prompt_blocks:
@@ -125,8 +127,7 @@ class LearnedReuse(EvictionOrder):
         for tables in (use.tables, use.public):
             if tables is not None and tables.is_time_to_learn:
                 tables.learn()
-                for cell in tables.cells():
-                    self._cells.place(cell)
+                self._waiting.take_in(tables)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child go on from where its parent is."""
@@ -141,7 +142,7 @@ class LearnedReuse(EvictionOrder):
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         """Let a sequence's blocks from number index on be cached."""
         use, start = self._use_of(sequence), 0
-        new_gap_class = 0 if index < _num_public_blocks(sequence) else use.gap_class
+        new_gap_class = 0 if index < self._num_public_blocks(sequence) else use.gap_class
         for end, gap_class in [*use.evicted, (index + len(block_ids), new_gap_class)]:
             run = block_ids[start : max(end - index, start)]
             if run:
@@ -165,7 +166,7 @@ class LearnedReuse(EvictionOrder):
         use.answer_class = answer_class_of(answer)
         for segment in segments:
             segment.figures.unused[segment.bucket] += segment.num_unused
-            self._move(segment)
+            self._waiting.move(segment)
 
     def remove(self, removal: Removal, *, is_eviction: bool) -> None:
         """Take in what the tree has forgotten."""
@@ -181,7 +182,7 @@ class LearnedReuse(EvictionOrder):
                 self._remember(segment, removal.token_ids)
             if not segment.num_blocks:
                 self._end(segment)
-        _fill(self._slot_of, block_ids, -1)
+        view_of(self._slot_of)[indices_of(block_ids)] = -1
         if removal.is_end_of_leaf:
             self._offer(removal.end)
 
@@ -195,18 +196,18 @@ class LearnedReuse(EvictionOrder):
         self._clock += 1
         for age, bucket in _BORDERS:
             for segment in self._segments_at.get(self._clock - age, ()):
-                unused = segment.figures.unused
-                unused[segment.bucket] -= segment.num_unused
-                unused[bucket] += segment.num_unused
+                unused, num_unused = segment.figures.unused, segment.num_unused
+                unused[segment.bucket] -= num_unused
+                unused[bucket] += num_unused
                 segment.bucket = bucket
-                self._move(segment)
+                self._waiting.move(segment)
         request = sequence.request
         num_prompt_blocks = request.num_prompt_tokens // self._tree.block_size
         tables = self._tables_of(request.tenant, num_prompt_blocks)
-        num_public_blocks = _num_public_blocks(sequence)
+        num_public_blocks = self._num_public_blocks(sequence)
         public = None
         if num_public_blocks:
-            public = self._tables_of(_path(sequence).public, num_public_blocks)
+            public = self._tables_of(self._keys.path_of(sequence).public, num_public_blocks)
         return Use(self._clock, tables, num_prompt_blocks, public)
 
     def _tables_of(self, owner: str | bytes | None, num_blocks: int) -> ReuseTables:
@@ -231,7 +232,7 @@ class LearnedReuse(EvictionOrder):
             figures.events[bucket_of(gap)] += self.count(run)
             figures.unused[segment.bucket] -= len(run)
             segment.num_blocks -= len(run)
-            segment.above = self._above(sequence, index + end)
+            segment.above = self._above(sequence, index + end, is_public=segment.public is not None)
             if not segment.num_blocks:
                 self._end(segment)
             above = block_ids[start - 1] if start else sequence.block_table[index - 1] if index else -1
@@ -239,9 +240,11 @@ class LearnedReuse(EvictionOrder):
 
     def _find_evicted(self, sequence: Sequence, use: Use, num_known: int, last: Use | None) -> tuple[int, Use | None]:
         """Find what follows a match and was evicted; return how many blocks are known, and who used the deepest."""
+        num_public = self._num_public_blocks(sequence)
         while num_known < use.num_prompt_blocks:
+            is_public = num_known < num_public
             (first,) = self._fingerprints(sequence, num_known, num_known + 1).tolist()
-            segment = self._ghosts.take(self._above(sequence, num_known), first)
+            segment = self._ghosts.take(self._above(sequence, num_known, is_public=is_public), first)
             if segment is None:
                 break
             gap = use.clock - segment.use.clock
@@ -249,7 +252,8 @@ class LearnedReuse(EvictionOrder):
                 self._num_gone -= len(segment.gone)
                 self._forget(segment)
                 break
-            end = min(num_known + len(segment.gone), use.num_prompt_blocks)
+            # How far a prompt follows a longer public prefix than its own must teach nothing about that one.
+            end = min(num_known + len(segment.gone), num_public if is_public else use.num_prompt_blocks)
             count = num_common(segment.gone, self._fingerprints(sequence, num_known, end))
             segment.figures.events[bucket_of(gap)] += count
             segment.figures.unused[segment.bucket] -= count
@@ -257,9 +261,9 @@ class LearnedReuse(EvictionOrder):
             del segment.gone[-count:]
             num_known += count
             use.evicted.append((num_known, gap_class_of(gap)))
-            if num_known > _num_public_blocks(sequence):
+            if not is_public:
                 last = segment.use
-            segment.above = self._above(sequence, num_known)
+            segment.above = self._above(sequence, num_known, is_public=is_public)
             self._rest(segment)
         return num_known, last
 
@@ -268,10 +272,11 @@ class LearnedReuse(EvictionOrder):
     ) -> None:
         """Let a use be the last one of blocks behind one that it has."""
         segment = self._segment_of(above) if above >= 0 else None
-        public = use.public if index < _num_public_blocks(sequence) else None
+        is_public = index < self._num_public_blocks(sequence)
+        public = use.public if is_public else None
         wanted = (use, public, gap_class, above)
         if segment is None or (segment.use, segment.public, segment.gap_class, segment.end) != wanted:
-            segment = self._new_segment(use, gap_class, self._above(sequence, index), public)
+            segment = self._new_segment(use, gap_class, self._above(sequence, index, is_public=is_public), public)
         self._append(segment, block_ids)
 
     def _new_segment(self, use: Use, gap_class: int, above: bytes | None, public: ReuseTables | None) -> Segment:
@@ -291,11 +296,11 @@ class LearnedReuse(EvictionOrder):
         segment.num_blocks += len(block_ids)
         segment.end = block_ids[-1]
         segment.figures.unused[segment.bucket] += len(block_ids)
-        _fill(self._slot_of, block_ids, segment.slot)
+        view_of(self._slot_of)[indices_of(block_ids)] = segment.slot
 
     def _end(self, segment: Segment) -> None:
         """Let the slot of a segment without blocks go to another."""
-        self._withdraw(segment)
+        self._waiting.discard(segment)
         self._segments[segment.slot] = None
         self._free_slots.append(segment.slot)
         self._rest(segment)
@@ -345,43 +350,10 @@ class LearnedReuse(EvictionOrder):
         """Let the segment of a block wait for eviction, if it can go."""
         segment = self._segment_of(block_id)
         if segment.cell is None and self._can_go(segment):
-            self._wait(segment)
+            self._waiting.add(segment)
 
     def _can_go(self, segment: Segment) -> bool:
         return bool(self._is_unheld[segment.end]) and self._tree.is_end_of_leaf(segment.end)
-
-    def _wait(self, segment: Segment) -> None:
-        cell = segment.figures.cell_of(segment.bucket)
-        segment.cell = cell
-        cell.num_waiting += 1
-        heappush(cell.waiting, (segment.use.clock, segment.slot))
-        if len(cell.waiting) > 2 * cell.num_waiting + MIN_SWEPT_ENTRIES:
-            # Sorted is a heap, too.
-            cell.waiting = sorted({entry for entry in cell.waiting if self._waiting_segment(cell, entry) is not None})
-        self._cells.place(cell)
-
-    def _withdraw(self, segment: Segment) -> None:
-        if segment.cell is not None:
-            segment.cell.num_waiting -= 1
-            segment.cell = None
-
-    def _move(self, segment: Segment) -> None:
-        """Let a segment that waits do so where it belongs now."""
-        if segment.cell is not None:
-            self._withdraw(segment)
-            self._wait(segment)
-
-    def _front(self, cell: Cell) -> Segment:
-        """Return the segment of a cell, which is not empty, that was used longest ago."""
-        while (segment := self._waiting_segment(cell, cell.waiting[0])) is None:
-            heappop(cell.waiting)
-        return segment
-
-    def _waiting_segment(self, cell: Cell, entry: tuple[int, int]) -> Segment | None:
-        """Return the segment of an entry, if it still waits in the cell."""
-        clock, slot = entry
-        segment = self._segments[slot]
-        return segment if segment is not None and segment.cell is cell and segment.use.clock == clock else None
 
     def _segments_of(self, use: Use) -> list[Segment]:
         return [segment for segment in self._segments_at.get(use.clock, ()) if segment.use is use]
@@ -393,9 +365,9 @@ class LearnedReuse(EvictionOrder):
 
     def _runs(self, block_ids: "array[int]") -> Iterator[tuple[int, int]]:
         """Yield where the parts of block_ids begin and end that are of one segment each."""
-        if not block_ids:
-            return iter(())
-        slots = _view(self._slot_of)[_view(block_ids)]
+        if len(block_ids) <= 1:
+            return iter([(0, 1)] * len(block_ids))
+        slots = view_of(self._slot_of)[indices_of(block_ids)]
         ends = [*(np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist(), len(block_ids)]
         return zip([0, *ends[:-1]], ends, strict=True)
 
@@ -403,25 +375,16 @@ class LearnedReuse(EvictionOrder):
         block_size = self._tree.block_size
         return self._fingerprinter.of(sequence.token_ids[start * block_size : end * block_size])
 
-    def _above(self, sequence: Sequence, index: int) -> bytes:
-        """Return what a sequence's block of number index follows: its namespace, and the digest of the block above."""
-        return _path(sequence).namespace_of(index) + (self._digest_of(sequence, index - 1) if index else b"")
+    def _above(self, sequence: Sequence, index: int, *, is_public: bool) -> bytes:
+        """Return what a block behind a sequence's first ones follows: its namespace, and the digest of the one above.
+
+        is_public: whether it is of a public prefix, be it a longer one than the sequence's.
+        """
+        path = self._keys.path_of(sequence)
+        return (path.public if is_public else path.own) + (self._keys.digest_of(sequence, index - 1) if index else b"")
+
+    def _num_public_blocks(self, sequence: Sequence) -> int:
+        return self._keys.path_of(sequence).num_public_blocks
 
     def _unheld_view(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._is_unheld, np.uint8)
-
-
-def _path(sequence: Sequence) -> CachePath:
-    return sequence.request.path or CachePath(sequence.request.namespace)
-
-
-def _num_public_blocks(sequence: Sequence) -> int:
-    return _path(sequence).num_public_blocks
-
-
-def _fill(of_block: "array[int]", block_ids: "array[int]", value: int) -> None:
-    _view(of_block)[_view(block_ids)] = value
-
-
-def _view(block_ids: "array[int]") -> npt.NDArray[np.int32]:
-    return np.frombuffer(block_ids, np.int32)

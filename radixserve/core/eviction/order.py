@@ -1,15 +1,11 @@
 """The seam between the cache and a policy of eviction."""
 
 from array import array
-from collections.abc import Callable
 from typing import Protocol
 
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
-
-# The chained digest of a sequence's block of that number, which must be full.
-DigestOf = Callable[[Sequence, int], bytes]
 
 
 class EvictionOrder(Protocol):
@@ -42,10 +38,10 @@ class EvictionOrder(Protocol):
         """Let those blocks go that are here. None may be named twice."""
         ...
 
-    def first(self) -> tuple[int, int]:
-        """Return the block to be given up next, the end of a leaf, and how many up from it go together.
+    def first(self, max_blocks: int) -> tuple[int, int]:
+        """Return the block to be given up next, the end of a leaf, and how many up from it in its run go together.
 
-        There must be a block. Some of those above it may be held; they and what is above them do not go.
+        They are max_blocks at most, and all here. There must be a block.
         """
         ...
 

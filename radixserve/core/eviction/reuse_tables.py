@@ -20,8 +20,8 @@ Table = npt.NDArray[np.float64]
 # The hazard of a bucket before anything is known, and how many requests' worth of blocks it takes to outweigh that of
 # the next wider group of classes.
 PRIOR_HAZARD = 0.19
-PRIOR_WEIGHT = 20.0
-NUM_SMOOTHINGS = 4
+PRIOR_WEIGHT = 40.0
+NUM_SMOOTHINGS = 8
 LEARNING_INTERVAL = 16
 
 _WIDTHS = np.diff(BUCKET_STARTS)

@@ -141,7 +141,7 @@ class Reference:
         n = self.clock
         if not self.classes or not (n % 16 == 0 or n in (1, 2, 4, 8)):
             return
-        weight = max(20 * self.num_prompt_blocks / n, 1.0)
+        weight = max(40 * self.num_prompt_blocks / n, 1.0)
         everything = self.hazards(self.classes, [0.19] * NUM_BUCKETS, weight)
         self.scores_by_gap = {
             gap_class: index_of(
@@ -172,7 +172,7 @@ class Reference:
 
 
 def smooth(hazards: list[float]) -> list[float]:
-    for _ in range(4):
+    for _ in range(8):
         inner = [
             before / 4 + this / 2 + after / 4
             for before, this, after in zip(hazards, hazards[1:], hazards[2:], strict=False)
