@@ -27,6 +27,7 @@ from radixserve.protocol import (
     EngineFailed,
     EngineMessage,
     StartEngine,
+    StepOutput,
 )
 
 _RECEIVE_SIZE = 1 << 18
@@ -121,7 +122,10 @@ def _handle(connection: Connection, core: EngineCore, message: ClientMessage) ->
         case Abort(request_ids):
             core.abort(request_ids)
         case Control(call_id, command):
-            connection.send(ControlReply(call_id, core.control(command)))
+            reply = core.control(command)
+            # The figures first: whoever has the reply, and looks at them, finds what the command did.
+            connection.send(StepOutput([], core.stats()))
+            connection.send(ControlReply(call_id, reply))
 
 
 def main() -> None:

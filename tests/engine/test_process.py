@@ -71,6 +71,18 @@ async def test_the_engine_process_answers_as_one_in_this_process(config: EngineC
     assert {answer.text for answer in results[0][1].answers} <= {"yes", "no"}
 
 
+async def test_who_has_reset_the_cache_finds_it_empty(config: EngineConfig) -> None:
+    engine = AsyncEngine(config)
+    await engine.start()
+    for _ in range(10):
+        await collect(engine, SamplingParams(max_tokens=20, ignore_eos=True))
+        reply = await engine.control(ResetCache())
+        assert reply.num_dropped_blocks > 0
+        assert engine.stats is not None
+        assert engine.stats.cache.num_cached_blocks == 0
+    await engine.close()
+
+
 async def test_a_ctrl_c_of_the_group_does_not_end_an_engine_that_loads(config: EngineConfig) -> None:
     clients = Clients()
     engine = AsyncEngine(config, clients)
