@@ -87,8 +87,9 @@ class Service:
 
 
 def system_fingerprint(ready: EngineReady) -> str:
-    """Return a short name of all that decides the numbers: version, model, dtype and device. Equal after a restart."""
-    parts = (__version__, ready.model_name, ready.architecture, ready.dtype, ready.device, str(ready.vocab_size))
+    """Return a short name of all that decides the numbers: version, model, dtypes and device. Equal after a restart."""
+    dtypes = (ready.weights_dtype, ready.dtype, ready.kv_cache_dtype)
+    parts = (__version__, ready.model_name, ready.architecture, *dtypes, ready.device, str(ready.vocab_size))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     params = BeamSearchParams(
         beam_width=arguments.width, max_tokens=arguments.tokens, min_tokens=arguments.tokens, early_stopping=True
     )
-    with LLM(num_kv_blocks=1024) as llm:
+    with LLM(dtype="float32", num_kv_blocks=1024) as llm:
         prompts = [
             llm.tokenizer.encode_chat(template_messages([Message(role="user", content=question)]))
             for question in QUESTIONS

@@ -1,8 +1,8 @@
 """Where does the time of a decode step go? Times steps of the demo model and prints torch's table of operators.
 
-    python benchmarks/profile_step.py --rows 8 --context 1300
+    python benchmarks/profile_step.py --rows 8 --context 1300 --dtype float32
 
-Prints one JSON line with the median step in milliseconds, then the operators by their own CPU time.
+Prints one JSON line with the median and the fastest step in milliseconds, then the operators by their own CPU time.
 """
 
 import argparse
@@ -46,12 +46,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--context", type=int, default=1300)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--attention-backend", default="auto")
     arguments = parser.parse_args()
     config = EngineConfig()
     batch = decode_batch(arguments.rows, arguments.context, config.block_size)
     num_blocks = arguments.rows * len(batch.rows[0].block_table)
-    config = EngineConfig(num_kv_blocks=num_blocks, max_model_len=arguments.context)
-    executor = start_executor(config, show_progress=False).executor
+    settings = {"dtype": arguments.dtype, "attention_backend": arguments.attention_backend}
+    config = EngineConfig.from_settings(settings | {"num_kv_blocks": num_blocks, "max_model_len": arguments.context})
+    started = start_executor(config, show_progress=False)
+    executor = started.executor
     for _ in range(NUM_WARM_UP_STEPS):
         executor.execute(batch)
     times = []
@@ -62,8 +66,12 @@ def main() -> None:
     document = {
         "rows": arguments.rows,
         "context": arguments.context,
+        "weights": started.weights_dtype,
+        "kv_cache": started.kv_cache_dtype,
+        "attention": started.attention_backend,
         "steps": arguments.steps,
         "step_ms": statistics.median(times),
+        "fastest_ms": min(times),
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg(),

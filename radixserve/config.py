@@ -13,7 +13,7 @@ from radixserve.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-AttentionBackendName = Literal["auto", "torch", "triton"]
+AttentionBackendName = Literal["auto", "torch", "cpp", "triton"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 SchedulePolicy = Literal["cache-aware", "fcfs", "priority"]
 EvictionPolicy = Literal["learned-reuse", "lru"]
@@ -31,9 +31,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model: Annotated[str | None, _described("Hugging Face directory or .gguf file; left out: the demo model")] = None
     device: Annotated[Device, _described("where the model runs; auto takes a CUDA GPU if there is one")] = "auto"
-    dtype: Annotated[Dtype, _described("weights, activations and K/V; auto is float32 on a CPU")] = "auto"
+    dtype: Annotated[
+        Dtype, _described("weights, activations and K/V; auto on a CPU: weights and K/V float16, the rest float32")
+    ] = "auto"
     attention_backend: Annotated[
-        AttentionBackendName, _described("kernels of attention; auto is triton on a GPU, torch on a CPU")
+        AttentionBackendName, _described("kernels of attention; auto is triton on a GPU; cpp on a CPU, else torch")
     ] = "auto"
     max_model_len: Annotated[int | None, _described("most tokens of prompt and answer together")] = None
     block_size: Annotated[int, _described("tokens in a K/V block")] = 16

@@ -3,6 +3,7 @@
 RadixServeError
 ├── ConfigError              the engine or the server cannot start as asked; the command line exits with 2
 │   └── ModelLoadError       the model's files are missing, truncated or of an unknown kind
+│       └── Float16RangeError    float16 cannot hold the model's weights
 ├── RequestError             answered to one caller, in OpenAI's error shape; the server keeps serving
 │   ├── InvalidRequest       400
 │   │   └── PromptTooLong    400, code context_length_exceeded
@@ -29,6 +30,10 @@ class ConfigError(RadixServeError):
 
 class ModelLoadError(ConfigError):
     """The model's files are missing, truncated or of a kind that is not supported."""
+
+
+class Float16RangeError(ModelLoadError):
+    """A weight of the model is too large for float16, or too small to keep its precision there."""
 
 
 class RequestError(RadixServeError):

@@ -224,15 +224,18 @@ class EngineStats(msgspec.Struct, frozen=True):
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The model is loaded and the cache allocated; said once.
 
+    weights_dtype, kv_cache_dtype: what weights and K/V blocks are stored in; dtype: what the rest is computed in.
     max_model_len: tokens a sequence may have, prompt and answer together, after any lowering to what the pool holds.
     vocab_size: token ids that the model takes are 0 to vocab_size - 1.
-    attention_backend: torch or triton, the kernels of attention.
+    attention_backend: torch, cpp or triton, the kernels of attention.
     notices: what start-up changed or chose on its own, a sentence each.
     """
 
     model_name: str
     architecture: str
+    weights_dtype: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     attention_backend: str
     max_model_len: int

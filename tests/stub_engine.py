@@ -52,7 +52,9 @@ def stub_engine(
         ready = EngineReady(
             model_name="stub",
             architecture="Stub",
+            weights_dtype="float32",
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             attention_backend="torch",
             max_model_len=max_model_len,

@@ -82,12 +82,16 @@ def test_public_prefixes_are_a_setting_here_too_and_change_no_answer(llm: LLM, m
         assert result.answers == llm.generate(prompt, GREEDY, show_progress=False)[0].answers
 
 
-def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(llm: LLM, model: Path) -> None:
+def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_does(model: Path) -> None:
     prompt = torch.randint(0, 256, (2 * 16 + 5,), generator=torch.Generator().manual_seed(2)).tolist()
     scoring = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
-    plain = llm.generate(prompt, GREEDY)[0]
-    cached = llm.generate(prompt, scoring)[0]
-    with LLM(str(model), num_kv_blocks=32, max_num_batched_tokens=10, max_num_seqs=8) as other:
+    settings = {"dtype": "float32", "num_kv_blocks": 32, "max_num_seqs": 8}
+    with LLM(str(model), **settings) as llm:
+        plain = llm.generate(prompt, GREEDY)[0]
+        cached = llm.generate(prompt, scoring)[0]
+        again = llm.generate(prompt, GREEDY)[0]
+    assert again.answers == plain.answers
+    with LLM(str(model), max_num_batched_tokens=10, **settings) as other:
         fresh = other.generate(prompt, scoring)[0]
     with torch.inference_mode():
         logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([prompt])).logits[0]
@@ -99,7 +103,6 @@ def test_pc_2_a_cached_prompt_scores_as_on_a_fresh_engine_and_as_transformers_do
         entries = [entry for entry in result.prompt_logprobs if entry is not None]
         assert [entry.token_id for entry in entries] == prompt[1:]
         assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
-    assert llm.generate(prompt, GREEDY)[0].answers == plain.answers
 
 
 def test_n_answers_differ_and_a_seed_repeats_them(llm: LLM) -> None:

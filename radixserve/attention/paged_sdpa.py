@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
+from radixserve.attention.block_copy import copy_blocks
 from radixserve.kernels.reference import rope
 
 
@@ -110,10 +111,7 @@ class PagedSdpaBackend:
 
     def copy_blocks(self, layers: list[KVLayer], sources: list[int], destinations: list[int]) -> None:
         """Copy whole blocks in every layer, as if all sources were read before any destination is written."""
-        read, written = torch.tensor([sources, destinations], device=layers[0].key.device)
-        for layer in layers:
-            for cache in (layer.key, layer.value):
-                cache.index_copy_(0, written, cache.index_select(0, read))
+        copy_blocks(layers, sources, destinations)
 
     def _num_blocks(self, context_length: int) -> int:
         return -(-context_length // self.block_size)

@@ -19,7 +19,7 @@ class EngineResponder:
     async def start(self) -> str:
         """Load the model. Raises ConfigError."""
         ready = await self._engine.start()
-        return f"{ready.model_name}, {ready.dtype} on {ready.device}"
+        return f"{ready.model_name}, {ready.weights_dtype} on {ready.device}"
 
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[AnswerPart, None]:
         """Yield the answer, a part a step. Raises RequestError, as when the conversation has outgrown the context."""

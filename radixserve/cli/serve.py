@@ -128,13 +128,17 @@ def _print_table(config: EngineConfig, ready: EngineReady, listener: socket.sock
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     num_tokens = ready.num_blocks * ready.block_size
     size = ready.num_blocks * ready.bytes_per_block / 2**30
+    blocks = f"{ready.num_blocks:,} blocks of {ready.block_size}"
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in (
         ("model", f"{config.served_model_name or ready.model_name} ({ready.architecture})"),
-        ("dtype, device", f"{ready.dtype}, {ready.device}; loaded in {ready.load_seconds:.1f} s"),
+        (
+            "weights",
+            f"{ready.weights_dtype}, loaded in {ready.load_seconds:.1f} s; computed in {ready.dtype} on {ready.device}",
+        ),
         ("attention", ready.attention_backend),
         ("context", f"{ready.max_model_len:,} tokens"),
-        ("K/V cache", f"{ready.num_blocks:,} blocks of {ready.block_size} = {num_tokens:,} tokens, {size:.2f} GiB"),
+        ("K/V cache", f"{blocks} = {num_tokens:,} tokens, {size:.2f} GiB in {ready.kv_cache_dtype}"),
         *(("notice", notice) for notice in ready.notices),
         ("URL", f"{url}/v1"),
         ("try", f"radixserve chat --base-url {url}/v1"),

@@ -73,7 +73,9 @@ def start_engine(
     ready = EngineReady(
         model_name=path.stem if path.suffix == ".gguf" else path.resolve().name,
         architecture=started.architecture,
+        weights_dtype=started.weights_dtype,
         dtype=started.dtype,
+        kv_cache_dtype=started.kv_cache_dtype,
         device=started.device,
         attention_backend=started.attention_backend,
         max_model_len=started.max_model_len,

@@ -7,20 +7,9 @@ from torch.nn import functional
 
 from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
 from radixserve.model.config import ModelConfig
+from radixserve.model.linear import Linear
 from radixserve.model.ops import TORCH_OPS, DecoderOps
 from radixserve.model.rope import RotaryEmbedding
-
-
-@dataclass(slots=True, frozen=True)
-class Linear:
-    """A projection. weight: [out_features, in_features]; bias: [out_features]."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight.T + bias."""
-        return functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +30,11 @@ class DecoderLayer:
 
 @dataclass(slots=True, frozen=True)
 class DecoderWeights:
-    """Weights of a whole model, all in one dtype and on one device. lm_head shares embedding's tensor when tied."""
+    """Weights of a whole model, on one device.
+
+    embedding: [vocab_size, hidden_size], in the dtype of the projections' weights; the norms are in the activations'.
+    lm_head shares embedding's tensor when they are tied and no library wants the weight in a layout of its own.
+    """
 
     embedding: torch.Tensor
     layers: list[DecoderLayer]
@@ -78,7 +71,7 @@ class Decoder:
         weights, ops, eps = self._weights, self._ops, self.config.rms_norm_eps
         rotation = self._rotary(batch.positions)
         metadata = attention.prepare(batch)
-        hidden = functional.embedding(batch.token_ids, weights.embedding)  # [T, hidden_size]
+        hidden = functional.embedding(batch.token_ids, weights.embedding).to(weights.norm.dtype)  # [T, hidden_size]
         # Each sum is followed by a norm, the one of the next layer too, so one kernel can do both.
         next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
         x = ops.rms_norm(hidden, weights.layers[0].input_norm, eps)

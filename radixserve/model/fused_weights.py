@@ -6,9 +6,11 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from radixserve.errors import ModelLoadError
+from radixserve.errors import Float16RangeError, ModelLoadError
 from radixserve.model.config import ModelConfig
-from radixserve.model.decoder import DecoderLayer, DecoderWeights, Linear
+from radixserve.model.decoder import DecoderLayer, DecoderWeights
+from radixserve.model.linear import Linear, choose_linear, float16_obstacle
+from radixserve.model.precision import Precision
 
 
 class TensorSource(Protocol):
@@ -30,23 +32,31 @@ class TensorSource(Protocol):
 class FusedWeights:
     """Reads each tensor once, straight to its place in a fused one."""
 
-    def __init__(self, source: TensorSource, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, *, precision: Precision, device: torch.device
+    ) -> None:
         self._source = source
         self._config = config
-        self._dtype = dtype
+        self._precision = precision
         self._device = device
+        self._make_linear = choose_linear(precision, device)
         self._unread = source.names()
 
     def load(self, *, show_progress: bool) -> DecoderWeights:
-        """Return all weights. Raises ModelLoadError for a missing, unexpected or mis-shaped tensor."""
+        """Return all weights.
+
+        Raises ModelLoadError for a missing, unexpected or mis-shaped tensor, Float16RangeError for one that float16
+        would ruin.
+        """
         config = self._config
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        embedding = self._empty(config.vocab_size, config.hidden_size, dtype=self._precision.weights)
+        self._read_into(embedding, "model.embed_tokens.weight")
         layers = [
             self._layer(f"model.layers.{i}")
             for i in tqdm(range(config.num_layers), desc="Loading weights", unit="layer", disable=not show_progress)
         ]
         norm = self._tensor("model.norm.weight", config.hidden_size)
-        lm_head = Linear(self._lm_head(embedding))
+        lm_head = self._make_linear(self._lm_head(embedding), None)
         if self._unread:
             raise ModelLoadError(
                 f"{self._source.describe(min(self._unread))} has no place in {config.architecture}; the file holds "
@@ -93,7 +103,7 @@ class FusedWeights:
             if bias is not None:
                 self._read_into(bias[start : start + size], f"{name}.bias")
             start += size
-        return Linear(weight, bias)
+        return self._make_linear(weight, bias)
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         config = self._config
@@ -101,18 +111,21 @@ class FusedWeights:
         return torch.cat((query_norm.expand(config.num_heads, -1), key_norm.expand(config.num_kv_heads, -1)))
 
     def _lm_head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Return the output layer's weight in the activations' dtype, the embedding itself if they are tied."""
         name = "lm_head.weight"
         if not self._config.tie_word_embeddings:
             return self._tensor(name, *embedding.shape)
-        if name in self._unread and not torch.equal(self._tensor(name, *embedding.shape), embedding):
-            raise ModelLoadError(
-                f"{self._source.describe(name)} differs from the embedding, but tie_word_embeddings is true; "
-                "set it to false in config.json if the model has an output layer of its own"
-            )
-        return embedding
+        if name in self._unread:
+            own = self._tensor(name, *embedding.shape)
+            if not torch.equal(own.to(embedding.dtype), embedding):
+                raise ModelLoadError(
+                    f"{self._source.describe(name)} differs from the embedding, but tie_word_embeddings is true; "
+                    "set it to false in config.json if the model has an output layer of its own"
+                )
+        return embedding.to(self._precision.activations)
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._precision.activations, device=self._device)
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._empty(*shape)
@@ -131,4 +144,7 @@ class FusedWeights:
             )
         if not tensor.is_floating_point():
             raise ModelLoadError(f"{self._source.describe(name)} holds {tensor.dtype}; quantized weights need a .gguf")
+        # Of the matrices alone: vectors are kept in the activations' dtype.
+        if self._precision.weights == torch.float16 and tensor.dim() == 2 and (obstacle := float16_obstacle(tensor)):
+            raise Float16RangeError(f"{self._source.describe(name)} {obstacle}")
         place.copy_(tensor)

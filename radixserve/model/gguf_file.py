@@ -24,7 +24,8 @@ class GGUFFile:
         self.metadata = header.metadata
         self.tensors = header.tensors
         # Private and writable, since torch warns about read-only memory; the file itself is never changed.
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="c")
+        # A plain view, as slices of a memmap are slow to make, and a dequantiser makes thousands.
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)
         for name, tensor in self.tensors.items():
             self._check(name, tensor)
 

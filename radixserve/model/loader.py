@@ -11,6 +11,7 @@ from radixserve.model.gguf_config import read_gguf_config
 from radixserve.model.gguf_source import GGUFSource
 from radixserve.model.hf_config import read_hf_config
 from radixserve.model.ops import TORCH_OPS, DecoderOps
+from radixserve.model.precision import Precision
 from radixserve.model.rope import RotaryEmbedding
 from radixserve.model.safetensors_source import SafetensorsSource
 
@@ -27,16 +28,18 @@ def load_model(
     path: Path,
     config: ModelConfig,
     *,
-    dtype: torch.dtype,
+    precision: Precision,
     device: torch.device,
     show_progress: bool,
     ops: DecoderOps = TORCH_OPS,
 ) -> Decoder:
-    """Return the decoder with its weights in dtype on device; config is read_model_config's of the same path.
+    """Return the decoder on device; config is read_model_config's of the same path.
 
-    Shows a progress bar on stderr if asked to. Raises ModelLoadError naming the tensor that is missing, unexpected or
-    of a shape that config does not say.
+    precision: weights may be in another dtype than activations only where choose_linear allows it. Shows a progress bar
+    on stderr if asked to. Raises ModelLoadError naming the tensor that is missing, unexpected or of a shape that config
+    does not say, and Float16RangeError for one that float16 would ruin.
     """
     source: TensorSource = SafetensorsSource(path) if path.is_dir() else GGUFSource(path, config)
-    weights = FusedWeights(source, config, dtype=dtype, device=device).load(show_progress=show_progress)
+    reader = FusedWeights(source, config, precision=precision, device=device)
+    weights = reader.load(show_progress=show_progress)
     return Decoder(config, weights, RotaryEmbedding(config, device, source.rope_frequency_factors()), ops)

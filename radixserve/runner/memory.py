@@ -1,5 +1,6 @@
 """How much memory a device has left."""
 
+import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,16 @@ def device_memory(device: torch.device) -> DeviceMemory:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     left = [value for value in (_machine_available(), cgroup_available(_CGROUP_ROOT)) if value is not None]
     return DeviceMemory(total=total, available=min(left, default=total))
+
+
+def return_free_memory() -> None:
+    """Give memory that is free inside this process back to the machine, where the C library can: glibc.
+
+    Loading frees a copy of each weight between others that stay, so the heap cannot shrink by itself.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _machine_available() -> int | None:

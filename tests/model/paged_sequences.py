@@ -2,7 +2,7 @@
 
 import torch
 
-from radixserve.attention.backend import ForwardBatch, KVLayer
+from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
 from radixserve.attention.paged_sdpa import PagedSdpaBackend
 from radixserve.model.decoder import Decoder
 
@@ -10,10 +10,19 @@ BLOCK_SIZE = 16
 
 
 class PagedSequences:
-    """Sequences with K/V in shuffled blocks of one cache; slots that were never written hold ones, not zeros."""
+    """Sequences with K/V in shuffled blocks of one cache; slots that were never written hold ones, not zeros.
+
+    dtype: of the K/V. attention: the torch backend unless given.
+    """
 
     def __init__(
-        self, decoder: Decoder, num_sequences: int, max_length: int, *, dtype: torch.dtype = torch.float32
+        self,
+        decoder: Decoder,
+        num_sequences: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        attention: AttentionBackend | None = None,
     ) -> None:
         config = decoder.config
         blocks = -(-max_length // BLOCK_SIZE)
@@ -25,7 +34,9 @@ class PagedSequences:
             KVLayer(torch.ones(shape, dtype=dtype), torch.ones(shape, dtype=dtype)) for _ in range(config.num_layers)
         ]
         self._decoder = decoder
-        self._attention = PagedSdpaBackend(block_size=BLOCK_SIZE, num_kv_heads=config.num_kv_heads)
+        self._attention: AttentionBackend = attention or PagedSdpaBackend(
+            block_size=BLOCK_SIZE, num_kv_heads=config.num_kv_heads
+        )
 
     def step(self, rows: dict[int, list[int]], wanted: list[int] | None = None) -> dict[int, torch.Tensor]:
         """Append tokens to some sequences; return the logits of each new token, [num_tokens, vocab_size].

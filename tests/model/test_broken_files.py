@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from radixserve.errors import ModelLoadError
 from radixserve.model.loader import load_model, read_model_config
+from radixserve.model.precision import FLOAT32
 from tests.model.gguf_files import float32, write_gguf
 from tests.tiny_models import save_tiny_model, tiny_transformers_model
 
@@ -18,7 +19,7 @@ F32 = GGMLQuantizationType.F32
 
 
 def load(path: Path) -> None:
-    load_model(path, read_model_config(path), dtype=torch.float32, device=torch.device("cpu"), show_progress=False)
+    load_model(path, read_model_config(path), precision=FLOAT32, device=torch.device("cpu"), show_progress=False)
 
 
 def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:

@@ -7,9 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from radixserve.model.decoder import Decoder
+from radixserve.model.linear import has_float16_linear
 from radixserve.model.loader import load_model, read_model_config
+from radixserve.model.precision import FLOAT32, Precision
 from tests.model.paged_sequences import PagedSequences
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import save_tiny_model, tiny_transformers_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -42,10 +44,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sharded": ("llama", {"max_shard_size": "60KB"}),
 }
 
+NEEDS_FBGEMM = pytest.mark.skipif(not has_float16_linear(), reason="torch has no float16 projections on this CPU")
+
 
 def load(directory: Path) -> tuple[Decoder, PreTrainedModel]:
     config = read_model_config(directory)
-    decoder = load_model(directory, config, dtype=torch.float32, device=torch.device("cpu"), show_progress=False)
+    decoder = load_model(directory, config, precision=FLOAT32, device=torch.device("cpu"), show_progress=False)
     return decoder, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
@@ -98,12 +102,43 @@ def test_only_the_wanted_logits_are_returned(tmp_path: Path) -> None:
 def test_low_precision_models_stay_close_to_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path, "qwen3")
     decoder, model = load(directory)
-    low = load_model(directory, decoder.config, dtype=dtype, device=torch.device("cpu"), show_progress=False)
+    low = load_model(
+        directory, decoder.config, precision=Precision.uniform(dtype), device=torch.device("cpu"), show_progress=False
+    )
     (prompt,) = random_prompts(20)
     logits = PagedSequences(low, 1, 32, dtype=dtype).step({0: prompt})[0]
     expected = transformers_logits(model, prompt)
     assert logits.dtype == torch.float32
     assert (logits - expected).abs().mean() < 0.03 * expected.std()
+
+
+@NEEDS_FBGEMM
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biases", "qwen2", "qwen3"])
+def test_float16_weights_give_the_logits_of_the_rounded_model_in_float32(name: str, tmp_path: Path) -> None:
+    family, settings = MODELS[name]
+    exact = tiny_transformers_model(family, **settings)
+    rounded = tiny_transformers_model(family, **settings)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(parameter.half())
+    exact.save_pretrained(tmp_path / "exact")
+    rounded.save_pretrained(tmp_path / "rounded")
+    config = read_model_config(tmp_path / "exact")
+    mixed = Precision(weights=torch.float16, activations=torch.float32, kv_cache=torch.float16)
+    decoders = (
+        load_model(tmp_path / "exact", config, precision=mixed, device=torch.device("cpu"), show_progress=False),
+        load_model(tmp_path / "rounded", config, precision=FLOAT32, device=torch.device("cpu"), show_progress=False),
+    )
+    (prompt,) = random_prompts(40)
+    for kv_dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 1e-2)):
+        logits, expected = (
+            torch.cat([sequences.step({0: prompt[:30]})[0], sequences.step({0: prompt[30:]})[0]])
+            for sequences in (PagedSequences(decoder, 1, 48, dtype=kv_dtype) for decoder in decoders)
+        )
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, expected, atol=tolerance, rtol=0)
+    assert (logits - transformers_logits(exact, prompt)).abs().mean() < 3e-3 * expected.std()
 
 
 def test_a_nan_in_one_row_stays_in_that_row(tmp_path: Path) -> None:
@@ -122,7 +157,7 @@ def test_loading_shows_progress_only_when_asked(tmp_path: Path, capfd: pytest.Ca
     config = read_model_config(directory)
     for show_progress in (False, True):
         capfd.readouterr()
-        load_model(directory, config, dtype=torch.float32, device=torch.device("cpu"), show_progress=show_progress)
+        load_model(directory, config, precision=FLOAT32, device=torch.device("cpu"), show_progress=show_progress)
         output, errors = capfd.readouterr()
         assert not output
         assert bool(errors) == show_progress

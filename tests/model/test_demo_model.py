@@ -6,6 +6,7 @@ import torch
 from radixserve.model.config import ModelConfig, RopeConfig
 from radixserve.model.decoder import Decoder
 from radixserve.model.loader import load_model, read_model_config
+from radixserve.model.precision import FLOAT32
 from radixserve.model_path import resolve_model_path
 from tests.demo_oracle import demo_transformers_model
 from tests.model.paged_sequences import PagedSequences
@@ -18,9 +19,7 @@ PARIS = 7042
 @cache
 def demo_decoder() -> Decoder:
     path = resolve_model_path(None)
-    return load_model(
-        path, read_model_config(path), dtype=torch.float32, device=torch.device("cpu"), show_progress=False
-    )
+    return load_model(path, read_model_config(path), precision=FLOAT32, device=torch.device("cpu"), show_progress=False)
 
 
 def greedy(decoder: Decoder, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:

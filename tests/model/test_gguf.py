@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from radixserve.model.config import LinearScaling, YarnScaling
 from radixserve.model.loader import load_model, read_model_config
+from radixserve.model.precision import FLOAT32
 from tests.model.gguf_files import float32, write_gguf
 from tests.model.paged_sequences import PagedSequences
 from tests.model.test_decoder import LLAMA3, YARN, random_prompts, transformers_logits
@@ -22,7 +23,7 @@ SIMPLE_TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
 def assert_same_logits(path: Path, model: PreTrainedModel) -> None:
     config = read_model_config(path)
-    decoder = load_model(path, config, dtype=torch.float32, device=torch.device("cpu"), show_progress=False)
+    decoder = load_model(path, config, precision=FLOAT32, device=torch.device("cpu"), show_progress=False)
     (prompt,) = random_prompts(50)
     logits = PagedSequences(decoder, 1, 64).step({0: prompt})[0]
     torch.testing.assert_close(logits, transformers_logits(model, prompt), atol=1e-4, rtol=0)

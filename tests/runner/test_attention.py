@@ -6,6 +6,7 @@ import torch
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
+from radixserve.kernels.cpu.library import CpuKernelsUnavailableError
 from radixserve.model.config import ModelConfig
 from radixserve.model.loader import read_model_config
 from radixserve.runner.attention import choose_attention
@@ -23,10 +24,52 @@ def choose(model: ModelConfig, asked: str, device: torch.device, dtype: torch.dt
     return choose_attention(config, model, dtype=dtype, device=device).name
 
 
-def test_auto_is_triton_on_a_gpu_and_torch_on_a_cpu(model: ModelConfig) -> None:
+@pytest.fixture
+def has_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the C++ kernels be there, on a machine without a compiler too: nothing here runs them."""
+    monkeypatch.setattr("radixserve.runner.attention.library", lambda: None)
+
+
+@pytest.fixture
+def has_no_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise CpuKernelsUnavailableError("they are not built")
+
+    monkeypatch.setattr("radixserve.runner.attention.library", fail)
+
+
+@pytest.mark.usefixtures("has_cpp")
+def test_auto_is_triton_on_a_gpu_and_cpp_on_a_cpu(model: ModelConfig) -> None:
     assert choose(model, "auto", GPU) == "triton"
-    assert choose(model, "auto", CPU) == "torch"
+    assert choose(model, "auto", CPU) == "cpp"
     assert choose(model, "torch", GPU) == "torch"
+    assert choose(model, "torch", CPU) == "torch"
+
+
+@pytest.mark.usefixtures("has_no_cpp")
+def test_without_the_cpp_kernels_auto_is_torch_and_says_so(model: ModelConfig) -> None:
+    chosen = choose_attention(EngineConfig(), model, dtype=torch.float32, device=CPU)
+    assert chosen.name == "torch"
+    assert chosen.notices == ("attention runs on torch, which is slower than cpp: they are not built.",)
+    asked = choose_attention(EngineConfig(attention_backend="torch"), model, dtype=torch.float32, device=CPU)
+    assert asked.notices == ()
+    with pytest.raises(ConfigError, match="cpp: they are not built; give --attention-backend torch"):
+        choose(model, "cpp", CPU)
+
+
+@pytest.mark.usefixtures("has_cpp")
+def test_what_the_cpp_kernels_do_not_take_runs_on_torch_unless_they_were_asked_for(model: ModelConfig) -> None:
+    odd = dataclasses.replace(model, head_dim=20)
+    for other, dtype, reason in (
+        (model, torch.bfloat16, "--dtype is bfloat16"),
+        (model, torch.float16, "--dtype is float16"),
+        (odd, torch.float32, "head size is 20"),
+    ):
+        assert choose(other, "auto", CPU, dtype) == "torch"
+        with pytest.raises(ConfigError, match=f"{reason}.*give --attention-backend torch"):
+            choose(other, "cpp", CPU, dtype)
+    with pytest.raises(ConfigError, match="need a CPU"):
+        choose(model, "cpp", GPU)
 
 
 def test_triton_on_a_cpu_needs_its_interpreter(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,26 @@
 import dataclasses
+import re
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from radixserve.config import EngineConfig
 from radixserve.core.batch import ScheduledBatch
 from radixserve.errors import ConfigError, ModelLoadError
 from radixserve.model.config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from radixserve.model.linear import has_float16_linear
 from radixserve.model.loader import read_model_config
 from radixserve.runner.context_length import choose_max_model_len, trained_length
-from radixserve.runner.startup import StartedExecutor, choose_dtype, start_executor
+from radixserve.runner.startup import StartedExecutor, start_executor
 from tests.runner.tiny_executor import sampled_row
 from tests.tiny_models import save_tiny_model
 
 WINDOW = 40
+NEEDS_FBGEMM = pytest.mark.skipif(not has_float16_linear(), reason="torch has no float16 projections on this CPU")
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +35,21 @@ def without_weights(tiny_model: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def dtypes(started: StartedExecutor) -> tuple[str, str, str]:
+    return started.weights_dtype, started.dtype, started.kv_cache_dtype
+
+
 def start(path: Path, **settings: Any) -> StartedExecutor:
-    defaults: dict[str, Any] = {"device": "cpu", "num_kv_blocks": 64}
+    # torch and float32 are everywhere, so that no notice depends on what the machine has.
+    defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 64, "attention_backend": "torch"}
     return start_executor(EngineConfig(model=str(path), **defaults | settings), show_progress=False)
 
 
 def test_a_started_executor_runs_and_says_what_was_chosen(tiny_model: Path) -> None:
     started = start(tiny_model)
     assert started.architecture == "LlamaForCausalLM"
-    assert (started.dtype, started.device) == ("float32", "cpu")
+    assert dtypes(started) == ("float32", "float32", "float32")
+    assert started.device == "cpu"
     assert (started.max_model_len, started.max_num_batched_tokens) == (512, 512)
     assert (started.vocab_size, started.eos_token_ids) == (160, (2,))
     assert (started.num_blocks, started.bytes_per_block) == (64, 2 * 3 * 2 * 16 * 16 * 4)
@@ -50,7 +60,8 @@ def test_a_started_executor_runs_and_says_what_was_chosen(tiny_model: Path) -> N
 
 def test_settings_are_kept_where_they_are_given(tiny_model: Path) -> None:
     started = start(tiny_model, dtype="bfloat16", max_model_len=100, max_num_batched_tokens=33, block_size=8)
-    assert (started.dtype, started.max_model_len, started.max_num_batched_tokens) == ("bfloat16", 100, 33)
+    assert dtypes(started) == ("bfloat16", "bfloat16", "bfloat16")
+    assert (started.max_model_len, started.max_num_batched_tokens) == (100, 33)
     assert started.bytes_per_block == 2 * 3 * 2 * 8 * 16 * 2
     assert started.notices == ()
 
@@ -70,17 +81,46 @@ def test_a_gpu_that_is_not_there_is_refused(without_weights: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 def test_auto_takes_the_cpu_where_there_is_no_gpu(tiny_model: Path) -> None:
-    started = start(tiny_model, device="auto")
-    assert (started.device, started.dtype) == ("cpu", "float32")
+    assert start(tiny_model, device="auto").device == "cpu"
 
 
-@pytest.mark.parametrize(("is_supported", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_auto_dtype_of_a_gpu_is_bfloat16_where_it_has_it(
-    monkeypatch: pytest.MonkeyPatch, is_supported: bool, expected: torch.dtype
+@NEEDS_FBGEMM
+def test_auto_on_a_cpu_stores_float16_and_computes_in_float32(tiny_model: Path) -> None:
+    started = start(tiny_model, dtype="auto")
+    assert dtypes(started) == ("float16", "float32", "float16")
+    assert started.bytes_per_block == 2 * 3 * 2 * 16 * 16 * 2
+    assert started.notices == ()
+    rows = [sampled_row([1, 5, 9], array("i", [3]))]
+    exact = start(tiny_model).executor.execute(ScheduledBatch(rows=rows))
+    answer = started.executor.execute(ScheduledBatch(rows=rows))
+    assert answer.token_ids == exact.token_ids
+    assert answer.logprobs != exact.logprobs  # what would be equal was computed in float32 alone
+
+
+@NEEDS_FBGEMM
+@pytest.mark.parametrize(
+    ("scale", "reason"),
+    [
+        (1e7, r"holds -?\d\S*, and float16 ends at 65504"),
+        (1e-7, "has elements of around 1e-08, and float16 is coarse below 6e-05"),
+    ],
+)
+def test_weights_that_float16_would_ruin_are_float32_under_auto_and_the_start_says_so(
+    tiny_model: Path, tmp_path: Path, scale: float, reason: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: is_supported)
-    assert choose_dtype(EngineConfig(), torch.device("cuda")) is expected
-    assert choose_dtype(EngineConfig(dtype="float32"), torch.device("cuda")) is torch.float32
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(tiny_model / "model.safetensors")
+    tensors[name] *= scale
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+
+    started = start(tmp_path, dtype="auto")
+    assert dtypes(started) == ("float32", "float32", "float32")
+    assert started.bytes_per_block == 2 * 3 * 2 * 16 * 16 * 4
+    assert len(started.notices) == 1
+    assert re.match(f"weights and K/V are float32: .*model.safetensors: the tensor {name} {reason}", started.notices[0])
+    with pytest.raises(ModelLoadError, match=f"the tensor {name} {reason}; give --dtype float32"):
+        start(tmp_path, dtype="float16")
 
 
 def test_a_length_above_the_models_is_refused_with_the_reason(without_weights: Path) -> None:

@@ -12,6 +12,7 @@ from radixserve.attention.backend import KVLayer
 from radixserve.attention.paged_sdpa import PagedSdpaBackend
 from radixserve.core.batch import BlockCopy, SampledTokens, SampleSlot, ScheduledBatch, ScheduledRow
 from radixserve.model.loader import load_model, read_model_config
+from radixserve.model.precision import FLOAT32
 from radixserve.runner.kv_storage import allocate_kv_layers
 from radixserve.runner.model_executor import ModelExecutor
 from tests.sampling.slots import slot
@@ -33,7 +34,7 @@ class TinyExecutor:
 
 def tiny_executor(path: Path, num_blocks: int = 48) -> TinyExecutor:
     model, device = read_model_config(path), torch.device("cpu")
-    decoder = load_model(path, model, dtype=torch.float32, device=device, show_progress=False)
+    decoder = load_model(path, model, precision=FLOAT32, device=device, show_progress=False)
     kv_layers = allocate_kv_layers(
         model, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32, device=device
     )
