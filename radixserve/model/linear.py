@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from radixserve.model.precision import Precision
 
-# oneDNN lays a weight out for a number of rows. That for 16 was at most 5 % behind the best at 1 to 512 rows, so one
-# copy serves them all, and the sums of a row are the same whatever stands beside it.
+# oneDNN lays a weight out for a number of rows. That for 16 was no slower than others at 1 to 512 rows, so one copy
+# serves them all, and the sums of a row are the same whatever stands beside it.
 _ONEDNN_ROWS = 16
 
 

@@ -116,3 +116,8 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(
     assert output.out == ""
     assert output.err.count("\n") == 1
     assert words in output.err
+
+
+def test_a_capacity_that_is_no_number_is_refused_in_words(mooncake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "replay", mooncake, "--capacity-tokens", "many"]) == 2
+    assert "--capacity-tokens: 'many' is no whole number" in capsys.readouterr().err
