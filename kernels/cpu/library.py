@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 # Of radixserve_cpu.h. A library of another version takes its arguments otherwise.
-ABI_VERSION = 1
+ABI_VERSION = 2
 # Less than this is done before a second thread has woken up.
 _ELEMENTS_OF_A_THREAD = 2**14
 
@@ -28,6 +28,9 @@ _SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
         ),
         None,
     ),
+    "radixserve_has_avx512": ((), c_int32),
+    "radixserve_pack_weight": ((c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32), None),
+    "radixserve_linear": ((c_void_p, c_void_p, c_int32, c_int32), None),
     "radixserve_silu_mul": ((c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32), None),
 }
 

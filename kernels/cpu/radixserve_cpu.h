@@ -29,3 +29,14 @@ RADIXSERVE_EXPORT void radixserve_rms_norm(const float* x, int64_t token_stride,
 // gate_up: [rows, 2 * size], the gate first. result: [rows, size].
 RADIXSERVE_EXPORT void radixserve_silu_mul(const float* gate_up, int64_t stride, float* result, int64_t num_rows,
                                            int64_t size, int32_t num_threads);
+
+// Whether projections are computed in AVX-512 here.
+RADIXSERVE_EXPORT int32_t radixserve_has_avx512();
+
+// weight: [out_features, in_features]. panels: of float16, as Projection of linear.h wants them.
+RADIXSERVE_EXPORT void radixserve_pack_weight(const float* weight, int64_t stride, int64_t out_features,
+                                              int64_t in_features, void* panels, int32_t num_threads);
+
+// projection, rows: the structs of linear.h. lanes: 8 for AVX2, 16 for AVX-512, which the CPU must have, 0 for the widest
+// that it has.
+RADIXSERVE_EXPORT void radixserve_linear(const void* projection, const void* rows, int32_t lanes, int32_t num_threads);

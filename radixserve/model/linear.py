@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
+from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
+from radixserve.kernels.cpu.linear import PackedProjection, linear, pack_projection
+from radixserve.kernels.cpu.weight_memory import WeightMemory
 from radixserve.model.precision import Precision
 
 # oneDNN lays a weight out for a number of rows. That for 16 was no slower than others at 1 to 512 rows, so one copy
@@ -50,8 +54,23 @@ class OneDnnLinear:
         return result
 
 
+class CppLinear:
+    """Implements Linear on a CPU with a weight in float16, everything else in float32, by the C++ kernel.
+
+    The weight is rounded to float16, and its elements are taken for at most 65,504: see float16_obstacle. A row's bits
+    do not depend on the other rows. Keeps no other copy of the weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, memory: WeightMemory) -> None:
+        self.packed: PackedProjection = pack_projection(weight, bias, memory)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T + bias."""
+        return linear(x, self.packed)
+
+
 class Float16Linear:
-    """Implements Linear on a CPU with a weight in float16, everything else in float32, by fbgemm.
+    """Implements Linear as CppLinear does, by fbgemm: for where the C++ kernels are not built.
 
     The weight is rounded to float16, and its elements are taken for at most 65,504: see float16_obstacle. The sums and
     the bias are in float32. Keeps no other copy of the weight.
@@ -67,8 +86,16 @@ class Float16Linear:
 
 
 def has_float16_linear() -> bool:
-    """Return whether torch has fbgemm's projections here; they need x86 with AVX2."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
+    """Return whether there are projections with float16 weights here, ours or fbgemm's; both need x86 with AVX2."""
+    return _has_cpp_kernels() or "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def _has_cpp_kernels() -> bool:
+    try:
+        library()
+    except CpuKernelsUnavailableError:
+        return False
+    return True
 
 
 def choose_linear(precision: Precision, device: torch.device) -> LinearMaker:
@@ -78,7 +105,7 @@ def choose_linear(precision: Precision, device: torch.device) -> LinearMaker:
     """
     is_float32_on_cpu = device.type == "cpu" and precision.activations == torch.float32
     if is_float32_on_cpu and precision.weights == torch.float16:
-        return Float16Linear
+        return partial(CppLinear, memory=WeightMemory()) if _has_cpp_kernels() else Float16Linear
     if precision.weights != precision.activations:
         raise ValueError(f"on {device.type} no projection takes {precision.weights} to {precision.activations}")
     return OneDnnLinear if is_float32_on_cpu and torch._C._has_mkldnn else DenseLinear

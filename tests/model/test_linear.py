@@ -1,8 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
 
+from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
+from radixserve.kernels.cpu.weight_memory import WeightMemory
 from radixserve.model.linear import (
+    CppLinear,
     DenseLinear,
     Float16Linear,
     LinearMaker,
@@ -15,8 +20,25 @@ from radixserve.model.precision import FLOAT32, Precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MIXED = Precision(weights=torch.float16, activations=torch.float32, kv_cache=torch.float16)
-NEEDS_FBGEMM = pytest.mark.skipif(not has_float16_linear(), reason="torch has no float16 projections on this CPU")
-PACKED = [pytest.param(Float16Linear, id="float16", marks=NEEDS_FBGEMM), pytest.param(OneDnnLinear, id="float32")]
+
+
+def has_cpp_kernels() -> bool:
+    try:
+        library()
+    except CpuKernelsUnavailableError:
+        return False
+    return True
+
+
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+NEEDS_FBGEMM = pytest.mark.skipif(not HAS_FBGEMM, reason="torch has no float16 projections on this CPU")
+NEEDS_CPP = pytest.mark.skipif(not has_cpp_kernels(), reason="the C++ kernels are not built")
+CPP_LINEAR = partial(CppLinear, memory=WeightMemory())
+FLOAT16 = [
+    pytest.param(CPP_LINEAR, id="cpp", marks=NEEDS_CPP),
+    pytest.param(Float16Linear, id="fbgemm", marks=NEEDS_FBGEMM),
+]
+PACKED = [*FLOAT16, pytest.param(OneDnnLinear, id="float32")]
 # (in_features, out_features): not multiples of any register's or block's width, and one that is.
 SHAPES = [(1, 1), (5, 3), (9, 17), (576, 960), (513, 130), (1030, 7)]
 
@@ -26,7 +48,7 @@ def random(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def as_stored(make: LinearMaker, weight: torch.Tensor) -> torch.Tensor:
-    return weight.half().double() if make is Float16Linear else weight.double()
+    return weight.double() if make is OneDnnLinear else weight.half().double()
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -45,7 +67,7 @@ def test_a_projection_sums_its_stored_weights_in_float32(
         expected = functional.linear(x.double(), expected_weight, None if bias is None else bias.double())
         result = linear(x)
         assert result.dtype == torch.float32
-        torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=2e-6)
 
 
 @pytest.mark.parametrize("make", PACKED)
@@ -59,17 +81,30 @@ def test_a_row_is_the_same_alone_and_among_others(make: LinearMaker) -> None:
     assert together.isnan().any(1).nonzero().flatten().tolist() == [9]
 
 
-@NEEDS_FBGEMM
-def test_packing_changes_nothing_of_a_weight_that_float16_holds() -> None:
+@pytest.mark.parametrize("make", FLOAT16)
+def test_packing_changes_nothing_of_a_weight_that_float16_holds(make: LinearMaker) -> None:
     weight = random(40, 30)
     weight[3, 4], weight[5, 6] = 65_504, -65_504
     kept = weight.clone()
-    Float16Linear(weight)
+    make(weight, None)
     assert torch.equal(weight, kept)
 
 
-def test_each_precision_gets_the_projections_of_its_device() -> None:
+@NEEDS_CPP
+def test_float16_weights_get_the_kernels_that_are_built() -> None:
+    assert isinstance(choose_linear(MIXED, CPU)(random(4, 3), None), CppLinear)
+
+
+def test_float16_weights_get_torchs_kernels_where_ours_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise CpuKernelsUnavailableError("they are not built")
+
+    monkeypatch.setattr("radixserve.model.linear.library", fail)
     assert choose_linear(MIXED, CPU) is Float16Linear
+    assert has_float16_linear() == HAS_FBGEMM
+
+
+def test_each_precision_gets_the_projections_of_its_device() -> None:
     assert choose_linear(FLOAT32, CPU) is OneDnnLinear
     for precision, device in (
         (FLOAT32, GPU),
