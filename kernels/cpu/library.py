@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 # Of radixserve_cpu.h. A library of another version takes its arguments otherwise.
-ABI_VERSION = 1
+ABI_VERSION = 2
 # Less than this is done before a second thread has woken up.
 _ELEMENTS_OF_A_THREAD = 2**14
 

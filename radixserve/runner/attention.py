@@ -49,7 +49,10 @@ def choose_attention(
         obstacle = _obstacle_to_cpp(model, dtype=dtype, device=device)
         if obstacle is None:
             cpp_backend = PagedCppBackend(
-                num_heads=model.num_heads, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim
+                num_heads=model.num_heads,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                block_size=config.block_size,
             )
             return ChosenAttention(name, cpp_backend, CPP_OPS)
         if config.attention_backend == "cpp":
