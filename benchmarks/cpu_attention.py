@@ -74,7 +74,9 @@ def measure(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> dic
     ]
     query = torch.randn(len(batch.token_ids), num_heads, head_dim, generator=generator)
     backends: dict[str, AttentionBackend] = {
-        "cpp": PagedCppBackend(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim),
+        "cpp": PagedCppBackend(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE
+        ),
         "torch": PagedSdpaBackend(block_size=BLOCK_SIZE, num_kv_heads=num_kv_heads),
     }
     times: dict[str, list[float]] = {backend: [] for backend in backends}

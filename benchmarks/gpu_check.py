@@ -1,4 +1,4 @@
-"""Are the Triton kernels right on this GPU, and how fast are they? Needs torch, triton and this checkout, nothing else.
+"""Are the Triton kernels right on this GPU, and how fast are they? Needs torch with numpy, triton and this checkout.
 
     python benchmarks/gpu_check.py                # every kernel against its torch twin, then speeds; under 4 minutes
     python benchmarks/gpu_check.py --interpret    # a small part of the first half, on a CPU in Triton's interpreter
@@ -17,7 +17,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,12 +30,13 @@ package.__path__ = [str(ROOT / "radixserve")]
 sys.modules["radixserve"] = package
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import torch
 
 from benchmarks.gpu_speeds import BLOCK_SIZE, EPS, SEED, print_speeds
 from radixserve.kernels import reference
 from radixserve.kernels.copy_blocks import copy_blocks
-from radixserve.kernels.paged_decode import paged_decode, plan_decode
+from radixserve.kernels.paged_decode import find_decode_runs, paged_decode, plan_decode
 from radixserve.kernels.paged_prefill import paged_prefill, plan_prefill, tokens_per_tile
 from radixserve.kernels.rms_norm import add_rms_norm, rms_norm
 from radixserve.kernels.silu_mul import silu_mul
@@ -121,12 +122,36 @@ def make_rows(
     )
 
 
+def share(rows: PagedRows, num_tokens: int) -> PagedRows:
+    """Let all rows with a token behind the first num_tokens, whole blocks, begin as the longest one does."""
+    tables, num_blocks = rows.block_tables.clone(), num_tokens // BLOCK_SIZE
+    longest = max(range(len(rows.starts)), key=rows.context_lengths.__getitem__)
+    for row, context in enumerate(rows.context_lengths):
+        if context > num_tokens:
+            tables[row, :num_blocks] = tables[longest, :num_blocks]
+    return replace(rows, block_tables=tables)
+
+
 def decode(rows: PagedRows, split_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Run paged decode; return its output and log-sum-exps."""
     output = torch.empty_like(rows.query, memory_format=torch.contiguous_format)
     log_sums = torch.empty(output.shape[:2], device=output.device)
+    group_size = output.shape[1] // rows.key_cache.shape[1]
+    runs = find_decode_runs(
+        rows.block_tables.cpu().numpy(),
+        np.array(rows.context_lengths),
+        block_size=BLOCK_SIZE,
+        split_tokens=split_tokens,
+        group_size=group_size,
+    )
     plan = plan_decode(
-        range(len(rows.starts)), rows.starts, rows.context_lengths, split_tokens=split_tokens, device=output.device
+        range(len(rows.starts)),
+        rows.starts,
+        rows.context_lengths,
+        split_tokens=split_tokens,
+        device=output.device,
+        runs=runs,
+        group_size=group_size,
     )
     caches = (rows.key_cache, rows.value_cache, rows.block_tables)
     paged_decode(rows.query, *caches, plan, output, log_sums, scale=output.shape[2] ** -0.5)
@@ -152,17 +177,21 @@ def prefill(rows: PagedRows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_attention(dtype: torch.dtype, head_dim: int, group_size: int, device: torch.device) -> Iterator[Check]:
-    """Check decode with whole and with split contexts, and prefill."""
+    """Check decode with whole, with split and with shared contexts, and prefill."""
     decodes, prefills = (DECODES[:-2], PREFILLS[:4]) if IS_INTERPRETED else (DECODES, PREFILLS)
     split_tokens = decode_tiles(head_dim, dtype, target_family()).split_tokens
+    # The interpreter's rows are too short for a split of the usual length.
+    decode_split = functools.partial(decode, split_tokens=min(64, split_tokens))
     runs: list[tuple[str, list[tuple[int, int]], Callable[[PagedRows], tuple[torch.Tensor, torch.Tensor]]]] = [
-        # The interpreter's rows are too short for a split of the usual length.
-        ("paged_decode split", decodes, functools.partial(decode, split_tokens=min(64, split_tokens))),
+        ("paged_decode split", decodes, decode_split),
+        ("paged_decode shared", [*decodes, (1, 129), (1, 200)], decode_split),
         ("paged_decode whole", decodes, functools.partial(decode, split_tokens=1024)),
         ("paged_prefill", prefills, prefill),
     ]
     for name, lengths, run in runs:
         rows = make_rows(lengths, 2, group_size, head_dim, dtype)
+        if name == "paged_decode shared":
+            rows = share(rows, num_tokens=128)
         output, log_sums = run(rows.to(device))
         expected, expected_sums = reference.paged_attention(
             rows.query.float(),

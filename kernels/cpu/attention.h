@@ -1,9 +1,11 @@
 // What the two attention kernels share: where K/V lies, what is to be computed, and how partial results are kept.
 //
 // A row is a sequence's new tokens, the last of which stands at the end of its context. It is cut into tiles of tokens,
-// and a tile's context into splits of a fixed number of keys. A task is one split of one K/V head of one tile, for all
-// query heads that share the K/V head. How a row is cut depends on the row alone, and a task is computed by one thread:
-// so no result depends on the other rows of a step, nor on the number of threads.
+// and a tile's context into splits of a fixed number of keys. How a row is cut depends on the row alone. A split of one
+// K/V head is gone through in chunks, in order, for all query heads that share the K/V head: by one task, or by several,
+// each of which goes on from the running softmax that the one before has left. Tiles whose tables begin with the same
+// blocks share the tasks of these. No operation on a query's numbers depends on what other queries a task has, so no
+// result depends on the other rows of a step, nor on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -21,22 +23,37 @@ constexpr float kLn2 = 0.693147180559945309f;
 constexpr int kChunk = 64;
 
 // Some tokens of a row. num_visible: keys that the first of them sees, itself included; each next one sees one more.
-// workspace: where the partial results of its splits begin, in floats.
+// workspace: where the partial results of its splits begin, in floats; -1 if one task does all of a K/V head.
 struct Tile {
     int64_t row, first_token, num_tokens, num_visible, split_tokens, num_splits, workspace;
 };
 
+// Keys [begin, end) of one split of each member, the same blocks in all of their tables. All are of one token, or all of
+// several and of equal split_tokens. A task that does not begin with the split goes on where an earlier phase has ended.
+// Of several members each sees all of the keys, and there are whole chunks of them.
 struct Task {
-    int64_t tile, kv_head, split;
+    int64_t kv_head, begin, end, first_member, num_members;
 };
 
-// What is the same for all layers of a step. block_tables: [rows, table_stride].
+// What is the same for all layers of a step. members: tiles by their places. phase_ends: where the tasks of each phase
+// end; those of one phase may run in any order. block_tables: [rows, table_stride].
 struct Plan {
     const Tile* tiles;
     const Task* tasks;
+    const int64_t* members;
+    const int64_t* phase_ends;
     const int64_t* block_tables;
     float* workspace;
-    int64_t num_tiles, num_tasks, table_stride;
+    int64_t num_tiles, num_phases, table_stride;
+};
+
+// The tiles of a task.
+struct Members {
+    const Tile* tiles;
+    const int64_t* places;
+    int64_t count;
+
+    const Tile& operator[](int64_t member) const { return tiles[places[member]]; }
 };
 
 // Strides are in elements. K/V: [num_blocks, num_kv_heads, block_size, head_dim], the last axis contiguous.
@@ -53,7 +70,7 @@ struct Layer {
 };
 
 // The running softmax of queries over a part of their context. Query m of a tile is head m % group_size of token
-// m / group_size. Weights are powers of two: scores are in units of ln 2.
+// m / group_size; those of a task's members follow each other. Weights are powers of two: scores are in units of ln 2.
 struct Partial {
     float* sums;     // [queries, head_dim], of values by their weights
     float* maxima;   // [queries], the largest score

@@ -1,8 +1,7 @@
-// Attention of one token of each row: K/V is streamed from memory once, for all query heads that share it.
+// Attention of one token of each row: K/V is streamed from memory once, for all query heads, and rows, that share it.
 #pragma once
 
 #include "attention.h"
-#include "scratch.h"
 #include "simd.h"
 
 namespace radixserve {
@@ -11,11 +10,13 @@ namespace radixserve {
 constexpr int kSideBySide = 3;
 constexpr int kKeysAtOnce = 4;
 
-// What is seen next: keys and values of count slots, and the keys that come after them, or null.
+// What is seen next: keys and values of count slots. Of these and of the keys that come after them, what nobody has asked
+// for yet, or null.
 template <typename Stored>
 struct Chunk {
     const Stored* const* keys;
     const Stored* const* values;
+    const Stored* const* unread_values;
     const Stored* const* next_keys;
     int count;
 };
@@ -32,7 +33,9 @@ template <int kQueries, typename Stored>
 inline void score(const float* queries, const Chunk<Stored>& chunk, int64_t head_dim, float* scores) {
     for (int k = 0; k < chunk.count; k += kKeysAtOnce) {
         const Stored* const* keys = chunk.keys + k;
-        for (int j = 0; j < kKeysAtOnce; ++j) prefetch(chunk.values[k + j], head_dim);
+        if (chunk.unread_values != nullptr) {
+            for (int j = 0; j < kKeysAtOnce; ++j) prefetch(chunk.unread_values[k + j], head_dim);
+        }
         Floats sums[kQueries][kKeysAtOnce];
         for (auto& row : sums) {
             for (Floats& dot : row) dot = _mm256_setzero_ps();
@@ -93,38 +96,39 @@ inline void attend(const float* queries, const Chunk<Stored>& chunk, int64_t hea
     for (; d < head_dim; d += kLanes) add_columns<kQueries, 1>(scores, chunk, d, head_dim, shrink, partial.sums);
 }
 
+// Let queries [num_queries, head_dim] see a chunk.
 template <typename Stored>
-inline void attend_group(const float* queries, Chunk<Stored> chunk, const Layer& layer, const Partial& partial) {
-    for (int64_t q = 0; q < layer.group_size;) {
-        const int64_t left = layer.group_size - q;
+inline void attend_all(const float* queries, int64_t num_queries, Chunk<Stored> chunk, int64_t head_dim,
+                       const Partial& partial) {
+    for (int64_t q = 0; q < num_queries;) {
+        const int64_t left = num_queries - q;
         const int64_t num_passes = (left + kSideBySide - 1) / kSideBySide;
         const int64_t taken = (left + num_passes - 1) / num_passes;  // 4 queries are 2 and 2, not 3 and 1
-        const float* some = queries + q * layer.head_dim;
-        const Partial theirs = {partial.sums + q * layer.head_dim, partial.maxima + q, partial.weights + q};
-        if (taken == 3) attend<3>(some, chunk, layer.head_dim, theirs);
-        if (taken == 2) attend<2>(some, chunk, layer.head_dim, theirs);
-        if (taken == 1) attend<1>(some, chunk, layer.head_dim, theirs);
-        chunk.next_keys = nullptr;  // the first queries have asked for them
+        const float* some = queries + q * head_dim;
+        const Partial theirs = {partial.sums + q * head_dim, partial.maxima + q, partial.weights + q};
+        if (taken == 3) attend<3>(some, chunk, head_dim, theirs);
+        if (taken == 2) attend<2>(some, chunk, head_dim, theirs);
+        if (taken == 1) attend<1>(some, chunk, head_dim, theirs);
+        chunk.unread_values = chunk.next_keys = nullptr;  // the first queries have asked for them
         q += taken;
     }
 }
 
-// Attend a tile of one token to keys [begin, end). partial is clear.
+// Let queries [num_queries, head_dim] of one token each see the task's keys.
 template <typename Stored>
-void decode(const Layer& layer, const int64_t* block_table, const Tile& tile, int64_t kv_head, int64_t begin,
-            int64_t end, Scratch& scratch, const Partial& partial) {
-    float* queries = scratch.floats(layer.group_size * layer.head_dim);
+void decode(const Layer& layer, const int64_t* block_table, const Task& task, const float* queries,
+            int64_t num_queries, const Partial& partial) {
     const Stored* key_slots[2][kChunk];
     const Stored* values[kChunk];
     const Stored** keys = key_slots[0];
     const Stored** next_keys = key_slots[1];
-    int count = locate(layer.key, layer, block_table, kv_head, begin, end, keys);
+    int count = locate(layer.key, layer, block_table, task.kv_head, task.begin, task.end, keys);
     for (int k = 0; k < count; ++k) prefetch(keys[k], layer.head_dim);
-    scale_queries(layer, tile, kv_head, queries);
-    for (int64_t chunk = begin; count > 0; chunk += kChunk) {
-        locate(layer.value, layer, block_table, kv_head, chunk, end, values);
-        const int next_count = locate(layer.key, layer, block_table, kv_head, chunk + kChunk, end, next_keys);
-        attend_group<Stored>(queries, {keys, values, next_count > 0 ? next_keys : nullptr, count}, layer, partial);
+    for (int64_t chunk = task.begin; count > 0; chunk += kChunk) {
+        locate(layer.value, layer, block_table, task.kv_head, chunk, task.end, values);
+        const int next_count = locate(layer.key, layer, block_table, task.kv_head, chunk + kChunk, task.end, next_keys);
+        const Chunk<Stored> seen = {keys, values, values, next_count > 0 ? next_keys : nullptr, count};
+        attend_all<Stored>(queries, num_queries, seen, layer.head_dim, partial);
         std::swap(keys, next_keys);
         count = next_count;
     }

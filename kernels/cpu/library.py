@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 # Of radixserve_cpu.h. A library of another version takes its arguments otherwise.
-ABI_VERSION = 2
+ABI_VERSION = 3
 # Less than this is done before a second thread has woken up.
 _ELEMENTS_OF_A_THREAD = 2**14
 
@@ -64,11 +64,11 @@ def load(path: Path) -> ctypes.CDLL:
         raise CpuKernelsUnavailableError(f"the C++ kernels cannot be loaded: {error}") from error
     if version != ABI_VERSION:
         raise CpuKernelsUnavailableError("the C++ kernels are of another version; install radixserve again")
+    if not loaded.radixserve_is_supported():
+        raise CpuKernelsUnavailableError("this CPU lacks AVX2, FMA or F16C, which the C++ kernels need")
     for name, (arguments, result) in _SIGNATURES.items():
         function = getattr(loaded, name)  # which remembers it, as loaded[name] does not
         function.argtypes, function.restype = list(arguments), result
-    if not loaded.radixserve_is_supported():
-        raise CpuKernelsUnavailableError("this CPU lacks AVX2, FMA or F16C, which the C++ kernels need")
     return loaded
 
 

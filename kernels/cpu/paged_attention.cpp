@@ -2,16 +2,18 @@
 #include <omp.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "decode.h"
 #include "prefill.h"
 #include "radixserve_cpu.h"
+#include "scratch.h"
 
 namespace radixserve {
 namespace {
 
-thread_local Scratch scratch;
-thread_local Scratch whole;
+thread_local Scratch read;     // queries, and a packed chunk
+thread_local Scratch written;  // partial results
 
 // Write one query's attention, and its log-sum-exp if asked for. weight is 0 if it saw no key.
 void finish(const Layer& layer, int64_t token, int64_t head, const float* sums, float maximum, float weight) {
@@ -22,23 +24,27 @@ void finish(const Layer& layer, int64_t token, int64_t head, const float* sums, 
     if (layer.log_sums != nullptr) layer.log_sums[place] = maximum * kLn2 + std::log(weight);
 }
 
-template <typename Stored>
-void run(const Plan& plan, const Layer& layer, const Task& task) {
-    const Tile& tile = plan.tiles[task.tile];
+// Where the partial results of a split of a tile are kept between tasks.
+Partial kept_at(const Plan& plan, const Layer& layer, const Tile& tile, int64_t kv_head, int64_t split) {
     const int64_t num_queries = tile.num_tokens * layer.group_size;
-    const int64_t size = partial_size(num_queries, layer.head_dim);
-    const int64_t part = task.kv_head * tile.num_splits + task.split;
-    float* memory = tile.num_splits > 1 ? plan.workspace + tile.workspace + part * size : whole.floats(size);
-    const Partial partial = partial_at(memory, num_queries, layer.head_dim);
-    clear(partial, num_queries, layer.head_dim);
+    const int64_t part = kv_head * tile.num_splits + split;
+    float* memory = plan.workspace + tile.workspace + part * partial_size(num_queries, layer.head_dim);
+    return partial_at(memory, num_queries, layer.head_dim);
+}
 
-    const int64_t* block_table = plan.block_tables + tile.row * plan.table_stride;
-    const int64_t context = tile.num_visible + tile.num_tokens - 1;
-    const int64_t begin = task.split * tile.split_tokens;
-    const int64_t end = std::min(context, begin + tile.split_tokens);
-    const auto kernel = tile.num_tokens == 1 ? decode<Stored> : prefill<Stored>;
-    kernel(layer, block_table, tile, task.kv_head, begin, end, scratch, partial);
-    if (tile.num_splits > 1) return;
+void copy(const Partial& from, const Partial& to, int64_t num_queries, int64_t head_dim) {
+    std::memcpy(to.sums, from.sums, num_queries * head_dim * sizeof(float));
+    std::memcpy(to.maxima, from.maxima, num_queries * sizeof(float));
+    std::memcpy(to.weights, from.weights, num_queries * sizeof(float));
+}
+
+// Keep what a task has made of a member's queries, or write it out if no other task has a part in them.
+void hand_over(const Plan& plan, const Layer& layer, const Task& task, const Tile& tile, const Partial& partial) {
+    const int64_t num_queries = tile.num_tokens * layer.group_size;
+    if (tile.workspace >= 0) {
+        const int64_t split = task.begin / tile.split_tokens;
+        return copy(partial, kept_at(plan, layer, tile, task.kv_head, split), num_queries, layer.head_dim);
+    }
     for (int64_t q = 0; q < num_queries; ++q) {
         const int64_t head = task.kv_head * layer.group_size + q % layer.group_size;
         finish(layer, tile.first_token + q / layer.group_size, head, partial.sums + q * layer.head_dim,
@@ -46,14 +52,51 @@ void run(const Plan& plan, const Layer& layer, const Task& task) {
     }
 }
 
+template <typename Stored>
+void run(const Plan& plan, const Layer& layer, const Task& task) {
+    const int64_t head_dim = layer.head_dim;
+    const Members members = {plan.tiles, plan.members + task.first_member, task.num_members};
+    const Tile& first_tile = members[0];
+    int64_t num_queries = 0;
+    for (int64_t member = 0; member < members.count; ++member) {
+        num_queries += members[member].num_tokens * layer.group_size;
+    }
+    float* queries = read.floats((num_queries + 2 * kChunk) * head_dim);
+    const Partial partial = partial_at(written.floats(partial_size(num_queries, head_dim)), num_queries, head_dim);
+    const bool goes_on = task.begin % first_tile.split_tokens != 0;
+    if (!goes_on) clear(partial, num_queries, head_dim);
+
+    const auto of_member = [&](int64_t place) {
+        return Partial{partial.sums + place * head_dim, partial.maxima + place, partial.weights + place};
+    };
+    for (int64_t member = 0, place = 0; member < members.count; ++member) {
+        const Tile& tile = members[member];
+        scale_queries(layer, tile, task.kv_head, queries + place * head_dim);
+        const int64_t count = tile.num_tokens * layer.group_size;
+        if (goes_on) {
+            const int64_t split = task.begin / tile.split_tokens;
+            copy(kept_at(plan, layer, tile, task.kv_head, split), of_member(place), count, head_dim);
+        }
+        place += count;
+    }
+    const int64_t* block_table = plan.block_tables + first_tile.row * plan.table_stride;
+    if (first_tile.num_tokens == 1) {
+        decode<Stored>(layer, block_table, task, queries, num_queries, partial);
+    } else {
+        float* room = queries + num_queries * head_dim;
+        prefill<Stored>(layer, block_table, task, members, queries, {room, room + kChunk * head_dim}, partial);
+    }
+    for (int64_t member = 0, place = 0; member < members.count; ++member) {
+        hand_over(plan, layer, task, members[member], of_member(place));
+        place += members[member].num_tokens * layer.group_size;
+    }
+}
+
 // Put the splits of one query together.
 void merge(const Plan& plan, const Layer& layer, const Tile& tile, int64_t kv_head, int64_t q) {
-    const int64_t num_queries = tile.num_tokens * layer.group_size;
-    const int64_t size = partial_size(num_queries, layer.head_dim);
-    float* parts = plan.workspace + tile.workspace + kv_head * tile.num_splits * size;
-    Partial total = partial_at(parts, num_queries, layer.head_dim);
+    Partial total = kept_at(plan, layer, tile, kv_head, 0);
     for (int64_t split = 1; split < tile.num_splits; ++split) {
-        const Partial part = partial_at(parts + split * size, num_queries, layer.head_dim);
+        const Partial part = kept_at(plan, layer, tile, kv_head, split);
         // A query sees no key of a later split than its own.
         if (part.weights[q] == 0.0f) break;
         const Floats highest = _mm256_max_ps(broadcast(total.maxima[q]), broadcast(part.maxima[q]));
@@ -82,17 +125,22 @@ bool run_all(const Plan& plan, const Layer& layer, int num_threads) {
     std::atomic<bool> has_memory{true};
 #pragma omp parallel num_threads(num_threads)
     {
+        int64_t first = 0;
+        for (int64_t phase = 0; phase < plan.num_phases; ++phase) {
+            const int64_t end = plan.phase_ends[phase];
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < plan.num_tasks; ++task) {
-            try {
-                run<Stored>(plan, layer, plan.tasks[task]);
-            } catch (const std::bad_alloc&) {  // no exception may leave a parallel region
-                has_memory = false;
+            for (int64_t task = first; task < end; ++task) {
+                try {
+                    run<Stored>(plan, layer, plan.tasks[task]);
+                } catch (const std::bad_alloc&) {  // no exception may leave a parallel region
+                    has_memory = false;
+                }
             }
+            first = end;
         }
 #pragma omp for schedule(static)
         for (int64_t tile = 0; tile < plan.num_tiles; ++tile) {
-            if (plan.tiles[tile].num_splits > 1 && has_memory) merge_tile(plan, layer, plan.tiles[tile]);
+            if (plan.tiles[tile].workspace >= 0 && has_memory) merge_tile(plan, layer, plan.tiles[tile]);
         }
     }
     return has_memory;

@@ -8,19 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from radixserve.kernels.cpu.attention_tasks import TILE_QUERIES, cut_into_tasks, cut_into_tiles, find_runs_of_tiles
 from radixserve.kernels.cpu.kv_cache import check_cache
 from radixserve.kernels.cpu.library import library
-
-# Query vectors, of all heads that share a K/V head, that read a chunk of keys once it is unpacked: about six times what
-# unpacking costs is then done with it, and queries, sums and chunk stay in the second-level cache.
-_TILE_QUERIES = 96
-# Keys that one task reads for a row of one token: so that two threads share a single row, and merging costs little.
-_DECODE_SPLIT = 512
-# The same for a few tokens on a long context. A row of more tiles than this has tasks enough without splits, and would
-# need much memory for them.
-_PREFILL_SPLIT = 2048
-_MAX_SPLIT_TILES = 2
-_WHOLE = 2**62
 
 
 class _Plan(Structure):
@@ -29,10 +19,12 @@ class _Plan(Structure):
     _fields_ = (
         ("tiles", c_void_p),
         ("tasks", c_void_p),
+        ("members", c_void_p),
+        ("phase_ends", c_void_p),
         ("block_tables", c_void_p),
         ("workspace", c_void_p),
         ("num_tiles", c_int64),
-        ("num_tasks", c_int64),
+        ("num_phases", c_int64),
         ("table_stride", c_int64),
     )
 
@@ -63,15 +55,21 @@ class _Layer(Structure):
 class AttentionPlan:
     """How a step's rows are cut into tasks; the same for all its layers.
 
-    num_tokens: of all rows. query_shape: [num_heads, head_dim]. cut: the C++ struct, whose addresses are those of kept.
+    num_tokens: of all rows. query_shape: [num_heads, head_dim]. tasks: [num_tasks, 5], as Task of attention.h. cut: the
+    C++ struct, whose addresses are those of tasks and of kept.
     """
 
     num_tokens: int
     query_shape: tuple[int, int]
     num_kv_heads: int
-    num_tasks: int
+    tasks: NDArray[np.int64]
     cut: _Plan
     kept: tuple[NDArray[np.int64] | torch.Tensor, ...]
+
+    @property
+    def num_keys_read(self) -> int:
+        """How many keys the tasks of a layer read, each of one K/V head."""
+        return int((self.tasks[:, 2] - self.tasks[:, 1]).sum())
 
 
 def plan_attention(
@@ -82,12 +80,13 @@ def plan_attention(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    block_size: int | None = None,
 ) -> AttentionPlan:
     """Cut rows of query tokens, which follow one another, into tasks.
 
     context_lengths: keys of each row, those of its queries at their end; block_tables [R, max_blocks] names their
-    blocks. A row's tasks depend on that row alone. Allocates the memory of the splits' partial results.
-    Raises ValueError if the shapes disagree.
+    blocks. block_size: if given, blocks with which several rows begin are read once for them, which changes no bit of
+    a row's numbers. Allocates the memory of the splits' partial results. Raises ValueError if the shapes disagree.
     """
     num_rows = len(query_lengths)
     if len(context_lengths) != num_rows or block_tables.dim() != 2 or block_tables.shape[0] < num_rows:
@@ -101,67 +100,33 @@ def plan_attention(
     if rest:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} K/V heads evenly")
     queries, contexts = np.asarray(query_lengths, np.int64), np.asarray(context_lengths, np.int64)
-    tiles = _cut_into_tiles(queries, contexts, tokens_per_tile=max(1, _TILE_QUERIES // group_size))
-    num_tokens, num_splits = tiles[:, 2], tiles[:, 5]
+    tiles = cut_into_tiles(queries, contexts, tokens_per_tile=max(1, TILE_QUERIES // group_size))
+    runs = []
+    if block_size is not None:
+        runs = find_runs_of_tiles(tiles, block_tables.numpy(), block_size=block_size, group_size=group_size)
+    cut = cut_into_tasks(tiles, runs, num_kv_heads=num_kv_heads, group_size=group_size)
     # Sums, maximum and weight of each query, as Partial of attention.h.
-    sizes = np.where(num_splits > 1, num_splits * num_tokens * num_heads * (head_dim + 2), 0)
-    tiles[:, 6] = sizes.cumsum() - sizes
-    tasks = _cut_into_tasks(tiles, num_kv_heads)
+    sizes = tiles[:, 6] * (head_dim + 2)
+    tiles[:, 6] = np.where(sizes > 0, sizes.cumsum() - sizes, -1)
     workspace = torch.empty(int(sizes.sum()), dtype=torch.float32)
     return AttentionPlan(
         num_tokens=int(queries.sum()),
         query_shape=(num_heads, head_dim),
         num_kv_heads=num_kv_heads,
-        num_tasks=len(tasks),
+        tasks=cut.tasks,
         cut=_Plan(
             tiles.ctypes.data,
-            tasks.ctypes.data,
+            cut.tasks.ctypes.data,
+            cut.members.ctypes.data,
+            cut.phase_ends.ctypes.data,
             block_tables.data_ptr(),
             workspace.data_ptr(),
             len(tiles),
-            len(tasks),
+            len(cut.phase_ends),
             block_tables.stride(0),
         ),
-        kept=(tiles, tasks, block_tables, workspace),
+        kept=(tiles, cut.members, cut.phase_ends, block_tables, workspace),
     )
-
-
-def _cut_into_tiles(
-    queries: NDArray[np.int64], contexts: NDArray[np.int64], *, tokens_per_tile: int
-) -> NDArray[np.int64]:
-    """Return [num_tiles, 7], the fields of Tile in attention.h; the last one is still to be filled in."""
-    num_tiles = -(-queries // tokens_per_tile)
-    rows = np.repeat(np.arange(len(queries)), num_tiles)
-    skipped = _ranks(num_tiles) * tokens_per_tile  # tokens of the row before the tile
-    tiles = np.zeros((len(rows), 7), np.int64)
-    tiles[:, 0] = rows
-    tiles[:, 1] = (queries.cumsum() - queries)[rows] + skipped
-    tiles[:, 2] = np.minimum(queries[rows] - skipped, tokens_per_tile)
-    tiles[:, 3] = (contexts - queries)[rows] + skipped + 1
-    split = np.where(num_tiles > _MAX_SPLIT_TILES, _WHOLE, _PREFILL_SPLIT)
-    tiles[:, 4] = np.where(queries == 1, _DECODE_SPLIT, split)[rows]
-    visible_to_last = tiles[:, 3] + tiles[:, 2] - 1
-    tiles[:, 5] = np.maximum(1, -(-visible_to_last // tiles[:, 4]))
-    return tiles
-
-
-def _cut_into_tasks(tiles: NDArray[np.int64], num_kv_heads: int) -> NDArray[np.int64]:
-    """Return [num_tasks, 3], the fields of Task in attention.h, the longest first so that threads end together."""
-    work = tiles[:, 2] * np.minimum(tiles[:, 3] + tiles[:, 2], tiles[:, 4])
-    order = np.argsort(-work, kind="stable")
-    num_splits = tiles[order, 5]
-    tasks = np.empty((int(num_splits.sum()) * num_kv_heads, 3), np.int64)
-    tasks[:, 0] = np.repeat(order, num_splits * num_kv_heads)
-    tasks[:, 1], tasks[:, 2] = np.divmod(
-        _ranks(num_splits * num_kv_heads), np.repeat(num_splits, num_splits * num_kv_heads)
-    )
-    return tasks
-
-
-def _ranks(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0, 1, ... for each of the counts, one after another."""
-    ends = counts.cumsum()
-    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
 
 
 def paged_attention(
@@ -216,7 +181,7 @@ def paged_attention(
         None if log_sums is None else log_sums.data_ptr(),
         scale,
     )
-    num_threads = max(1, min(torch.get_num_threads(), plan.num_tasks))
+    num_threads = max(1, min(torch.get_num_threads(), len(plan.tasks)))
     is_half = key_cache.dtype == torch.float16
     if library().radixserve_paged_attention(addressof(plan.cut), addressof(layer), is_half, num_threads):
         raise MemoryError("no memory for attention")

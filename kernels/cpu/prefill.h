@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention.h"
-#include "scratch.h"
 #include "simd.h"
 
 namespace radixserve {
@@ -100,31 +99,36 @@ inline void attend_rows(int num_rows, const float* queries, const Packed& packed
     }
 }
 
-// Attend a tile of tokens to keys [begin, end), each token to those that it sees. partial is clear.
+// Let queries [num_queries, head_dim] of the members' tokens see the task's keys, each those that it may. packed: room
+// for a chunk.
 template <typename Stored>
-void prefill(const Layer& layer, const int64_t* block_table, const Tile& tile, int64_t kv_head, int64_t begin,
-             int64_t end, Scratch& scratch, const Partial& partial) {
+void prefill(const Layer& layer, const int64_t* block_table, const Task& task, const Members& members,
+             const float* queries, const Packed& packed, const Partial& partial) {
     const int64_t head_dim = layer.head_dim;
-    const int64_t num_queries = tile.num_tokens * layer.group_size;
-    float* queries = scratch.floats((num_queries + 2 * kChunk) * head_dim);
-    const Packed packed = {queries + num_queries * head_dim, queries + (num_queries + kChunk) * head_dim};
-    scale_queries(layer, tile, kv_head, queries);
     const Stored* keys[kChunk];
     const Stored* values[kChunk];
-    for (int64_t chunk = begin; chunk < end; chunk += kChunk) {
-        const int count = locate(layer.key, layer, block_table, kv_head, chunk, end, keys);
-        locate(layer.value, layer, block_table, kv_head, chunk, end, values);
+    for (int64_t chunk = task.begin; chunk < task.end; chunk += kChunk) {
+        const int count = locate(layer.key, layer, block_table, task.kv_head, chunk, task.end, keys);
+        locate(layer.value, layer, block_table, task.kv_head, chunk, task.end, values);
         pack(keys, values, count, head_dim, packed);
-        for (int64_t q = 0; q < num_queries; q += kRows) {
-            const int num_rows = static_cast<int>(std::min<int64_t>(kRows, num_queries - q));
-            int visible[kRows];
-            for (int r = 0; r < num_rows; ++r) {
-                const int64_t left = tile.num_visible + (q + r) / layer.group_size - chunk;
-                visible[r] = static_cast<int>(std::clamp<int64_t>(left, 0, count));
+        int64_t first = 0;
+        for (int64_t member = 0; member < members.count; ++member) {
+            const Tile& tile = members[member];
+            const int64_t num_queries = tile.num_tokens * layer.group_size;
+            for (int64_t q = 0; q < num_queries; q += kRows) {
+                const int num_rows = static_cast<int>(std::min<int64_t>(kRows, num_queries - q));
+                int visible[kRows];
+                for (int r = 0; r < num_rows; ++r) {
+                    const int64_t left = tile.num_visible + (q + r) / layer.group_size - chunk;
+                    visible[r] = static_cast<int>(std::clamp<int64_t>(left, 0, count));
+                }
+                if (visible[num_rows - 1] == 0) continue;
+                const int64_t place = first + q;
+                const Partial theirs = {partial.sums + place * head_dim, partial.maxima + place,
+                                        partial.weights + place};
+                attend_rows(num_rows, queries + place * head_dim, packed, visible, head_dim, theirs);
             }
-            if (visible[num_rows - 1] == 0) continue;
-            const Partial theirs = {partial.sums + q * head_dim, partial.maxima + q, partial.weights + q};
-            attend_rows(num_rows, queries + q * head_dim, packed, visible, head_dim, theirs);
+            first += num_queries;
         }
     }
 }

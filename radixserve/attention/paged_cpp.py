@@ -21,14 +21,15 @@ class PagedCppMetadata:
 class PagedCppBackend:
     """Implements AttentionBackend with the C++ kernels: float32 activations over float32 or float16 K/V.
 
-    Slots that a row's context does not reach are never read. A row's numbers do not depend on the other rows of a step,
-    nor on the number of threads.
+    Slots that a row's context does not reach are never read. Blocks that rows share are read once for them, where that
+    is faster. A row's numbers do not depend on the other rows of a step, nor on the number of threads.
     """
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
+        self._block_size = block_size
 
     def prepare(self, batch: ForwardBatch) -> PagedCppMetadata:
         """Return the plan of a step, shared by all layers."""
@@ -39,6 +40,7 @@ class PagedCppBackend:
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads,
             head_dim=self._head_dim,
+            block_size=self._block_size,
         )
         return PagedCppMetadata(batch.slot_mapping, plan)
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixserve.attention.backend import ForwardBatch, KVLayer, Rotation
 from radixserve.errors import ConfigError
 from radixserve.kernels.copy_blocks import copy_blocks
-from radixserve.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
+from radixserve.kernels.paged_decode import DecodePlan, find_decode_runs, paged_decode, plan_decode
 from radixserve.kernels.paged_prefill import PrefillPlan, paged_prefill, plan_prefill, tokens_per_tile
+from radixserve.kernels.shared_runs import SharedRun
 from radixserve.kernels.tiles import MAX_GROUP_SIZE, check_supported, decode_tiles, target_family
 from radixserve.kernels.write_kv import write_kv
 
@@ -28,11 +30,14 @@ class PagedTritonMetadata:
 class PagedTritonBackend:
     """Implements AttentionBackend with the Triton kernels, on a GPU or under TRITON_INTERPRET=1.
 
-    Slots that a row's context does not reach are never read. Raises ConfigError for a model or a dtype that the
+    Slots that a row's context does not reach are never read. Splits that rows of one token share are read once for as
+    many of them as fit a tile. Raises ConfigError for a model or a dtype that the
     kernels do not take, so that no step ever meets one.
     """
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int
+    ) -> None:
         try:
             check_supported(head_dim, dtype)
         except ValueError as error:
@@ -43,21 +48,20 @@ class PagedTritonBackend:
                 f"--attention-backend triton: {group_size} query heads share a K/V head, and the kernels take at most "
                 f"{MAX_GROUP_SIZE}; give --attention-backend torch"
             )
+        self._block_size = block_size
+        self._group_size = group_size
         self._split_tokens = decode_tiles(head_dim, dtype, target_family()).split_tokens
         self._tokens_per_tile = tokens_per_tile(head_dim, dtype, group_size)
 
     def prepare(self, batch: ForwardBatch) -> PagedTritonMetadata:
         """Return the plans of a step, shared by all layers."""
-        device = batch.block_tables.device
         starts = np.cumsum([0, *batch.query_lengths[:-1]])
         query_lengths, context_lengths = np.asarray(batch.query_lengths), np.asarray(batch.context_lengths)
         decodes, prefills = np.flatnonzero(query_lengths == 1), np.flatnonzero(query_lengths > 1)
         return PagedTritonMetadata(
             slot_mapping=batch.slot_mapping,
             block_tables=batch.block_tables,
-            decode=plan_decode(
-                decodes, starts[decodes], context_lengths[decodes], split_tokens=self._split_tokens, device=device
-            )
+            decode=self._plan_decode(batch, decodes, starts[decodes], context_lengths[decodes])
             if len(decodes)
             else None,
             prefill=plan_prefill(
@@ -66,10 +70,37 @@ class PagedTritonBackend:
                 query_lengths[prefills],
                 context_lengths[prefills],
                 tokens_per_tile=self._tokens_per_tile,
-                device=device,
+                device=batch.block_tables.device,
             )
             if len(prefills)
             else None,
+        )
+
+    def _plan_decode(
+        self,
+        batch: ForwardBatch,
+        rows: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        context_lengths: NDArray[np.int64],
+    ) -> DecodePlan:
+        runs: list[SharedRun] = []
+        if np.count_nonzero(context_lengths > self._split_tokens) > 1:
+            # They come from the host, and nothing of the step runs yet that this would wait for.
+            runs = find_decode_runs(
+                batch.block_tables.cpu().numpy()[rows],
+                context_lengths,
+                block_size=self._block_size,
+                split_tokens=self._split_tokens,
+                group_size=self._group_size,
+            )
+        return plan_decode(
+            rows,
+            tokens,
+            context_lengths,
+            split_tokens=self._split_tokens,
+            device=batch.block_tables.device,
+            runs=runs,
+            group_size=self._group_size,
         )
 
     def write_kv(

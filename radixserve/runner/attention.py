@@ -43,13 +43,16 @@ def choose_attention(
     if name == "auto":
         name = "cpp" if device.type == "cpu" else "triton"
     if name == "triton":
-        return _triton_attention(model, dtype=dtype, device=device)
+        return _triton_attention(config, model, dtype=dtype, device=device)
     notices: tuple[str, ...] = ()
     if name == "cpp":
         obstacle = _obstacle_to_cpp(model, dtype=dtype, device=device)
         if obstacle is None:
             cpp_backend = PagedCppBackend(
-                num_heads=model.num_heads, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim
+                num_heads=model.num_heads,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                block_size=config.block_size,
             )
             return ChosenAttention(name, cpp_backend, CPP_OPS)
         if config.attention_backend == "cpp":
@@ -74,7 +77,9 @@ def _obstacle_to_cpp(model: ModelConfig, *, dtype: torch.dtype, device: torch.de
     return None
 
 
-def _triton_attention(model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> ChosenAttention:
+def _triton_attention(
+    config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> ChosenAttention:
     try:
         # Triton is not on every platform, so it is imported only where it is used.
         from radixserve.attention.paged_triton import PagedTritonBackend, check_device  # noqa: PLC0415
@@ -92,6 +97,10 @@ def _triton_attention(model: ModelConfig, *, dtype: torch.dtype, device: torch.d
             f"{MAX_ROW}; give --attention-backend torch"
         )
     triton_backend = PagedTritonBackend(
-        num_heads=model.num_heads, num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, dtype=dtype
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        block_size=config.block_size,
     )
     return ChosenAttention("triton", triton_backend, TRITON_OPS)

@@ -27,7 +27,7 @@ def test_a_step_equals_that_of_the_torch_backend(step: str, block_size: int, dty
     qkv = torch.randn(len(batch.token_ids), 15, 64, generator=generator)
     rotation = random_rotation(len(batch.token_ids), 64)
     backends = (
-        PagedCppBackend(num_heads=9, num_kv_heads=3, head_dim=64),
+        PagedCppBackend(num_heads=9, num_kv_heads=3, head_dim=64, block_size=block_size),
         PagedSdpaBackend(block_size=block_size, num_kv_heads=3),
     )
     results = []
@@ -46,7 +46,7 @@ def test_copies_read_every_source_before_any_destination_is_written() -> None:
     layers = [random_layer(6, 2, 4, 8) for _ in range(2)]
     expected = [KVLayer(layer.key.clone(), layer.value.clone()) for layer in layers]
     sources, destinations = [0, 1, 2, 3, 3], [1, 0, 3, 4, 5]
-    PagedCppBackend(num_heads=4, num_kv_heads=2, head_dim=8).copy_blocks(layers, sources, destinations)
+    PagedCppBackend(num_heads=4, num_kv_heads=2, head_dim=8, block_size=4).copy_blocks(layers, sources, destinations)
     PagedSdpaBackend(block_size=4, num_kv_heads=2).copy_blocks(expected, sources, destinations)
     for layer, wanted in zip(layers, expected, strict=True):
         assert torch.equal(layer.key, wanted.key)

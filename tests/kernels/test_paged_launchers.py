@@ -2,13 +2,24 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from radixserve.kernels.paged_decode import paged_decode, plan_decode
+from radixserve.kernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from radixserve.kernels.paged_prefill import paged_prefill, plan_prefill
+from radixserve.kernels.shared_runs import SharedRun
 
 CPU = torch.device("cpu")
+
+
+def decode_reads(plan: DecodePlan) -> list[tuple[int, ...]]:
+    """Return by places what each partial result is of: its place, token, row of the block tables, start and end."""
+    reads = []
+    for first, count, table_row, start, end in plan.splits.tolist():
+        for token, place in plan.members[first : first + count].tolist():
+            reads.append((place, token, table_row, start, end))
+    return sorted(reads)
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
@@ -66,11 +77,33 @@ def test_a_decode_plan_covers_each_context_once_in_splits_of_one_size() -> None:
     plan = plan_decode(range(5), range(5), contexts, split_tokens=16, device=CPU)
     assert plan.rows is not None
     for context, (token, first, end) in zip(contexts, plan.rows.tolist(), strict=True):
-        lines = plan.splits[first:end].tolist()
+        lines = [reads for place, *reads in decode_reads(plan) if first <= place < end]
         assert {line[0] for line in lines} == {token}
-        covered = [position for _, _, start, stop, _ in lines for position in range(start, stop)]
+        assert {line[1] for line in lines} == {token}
+        covered = [position for _, _, start, stop in lines for position in range(start, stop)]
         assert covered == list(range(context))
-        assert all(start % 16 == 0 for _, _, start, _, _ in lines)
+        assert all(start % 16 == 0 for _, _, start, _ in lines)
+
+
+def test_a_decode_plan_reads_a_run_once_for_as_many_rows_as_fit_a_tile() -> None:
+    contexts = [40, 70, 50, 33, 20]
+    run = SharedRun(np.array([0, 1, 2, 3]), 0, 32, -1)
+    part = SharedRun(np.array([1, 2]), 32, 48, 0)
+    separate = plan_decode(range(5), range(5), contexts, split_tokens=16, device=CPU)
+    for group_size, num_programs in ((4, 3 + 3 + 4), (5, 5 + 3 + 4), (8, 5 + 3 + 4)):
+        plan = plan_decode(
+            range(5), range(5), contexts, split_tokens=16, device=CPU, runs=[run, part], group_size=group_size
+        )
+        assert len(plan.splits) == num_programs
+        assert (plan.splits[:, 1] * group_size).max() <= 16
+        # Each row's splits are read from the table of a row that shares them.
+        allowed = {(row, start) for row in range(4) for start in (0, 16)} | {(1, 32), (2, 32)}
+        reads = decode_reads(plan)
+        for _, token, table_row, start, _ in reads:
+            assert token == table_row or {(token, start), (table_row, start)} <= allowed
+        assert [(place, token, *rest) for place, token, _, *rest in reads] == [
+            (place, token, *rest) for place, token, _, *rest in decode_reads(separate)
+        ]
 
 
 def test_a_prefill_plan_covers_each_token_once() -> None:

@@ -61,6 +61,18 @@ def test_beams_that_share_and_copy_blocks(model: Path) -> None:
     assert answers["cpp"] == answers["torch"]
 
 
+def test_rows_that_share_a_prompt_get_the_tokens_that_each_gets_alone(model: Path) -> None:
+    # Long enough that the kernels read the shared blocks once: of two prompts' common head, and of each one's answers.
+    head = prompt(12, 420)
+    prompts = [head + prompt(13, 20), head + prompt(14, 37)]
+    params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=12, ignore_eos=True)
+    requests = [(one, each) for one in prompts for each in (greedy(12), params)]
+    together = tokens(Engine(model, "cpp", num_kv_blocks=400).ask(*requests))
+    engine = Engine(model, "cpp", num_kv_blocks=400)
+    assert together == [answer for request in requests for answer in tokens(engine.ask(request))]
+    assert together == tokens(Engine(model, "torch", num_kv_blocks=400).ask(*requests))
+
+
 def test_a_pool_that_is_too_small_for_all_at_once(model: Path) -> None:
     answers, num_preemptions = {}, {}
     for backend in BACKENDS:

@@ -15,7 +15,10 @@ FLAGS = (
     *("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 )
-TESTS = ("test_paged_attention.py", "test_write_kv.py", "test_decoder_ops.py", "test_linear.py")
+TESTS = (
+    *("test_paged_attention.py", "test_shared_prefix.py", "test_write_kv.py", "test_decoder_ops.py"),
+    "test_linear.py",
+)
 
 
 def run_sanitized(library: Path, *tests: str) -> subprocess.CompletedProcess[str]:
