@@ -67,6 +67,7 @@ struct Layer {
     float* output;    // [tokens, num_kv_heads * group_size, head_dim]
     float* log_sums;  // [tokens, num_kv_heads * group_size], or null
     float scale;
+    int32_t lanes;  // of the vectors that several tokens are computed in: 8, or 0 for the most there are
 };
 
 // The running softmax of queries over a part of their context. Query m of a tile is head m % group_size of token

@@ -1,8 +1,9 @@
 """Causal attention over the paged K/V cache on a CPU, for rows of one new token and of several."""
 
 from collections.abc import Sequence
-from ctypes import Structure, addressof, c_float, c_int64, c_void_p
+from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class _Layer(Structure):
         ("output", c_void_p),
         ("log_sums", c_void_p),
         ("scale", c_float),
+        ("lanes", c_int32),
     )
 
 
@@ -137,12 +139,14 @@ def paged_attention(
     *,
     scale: float,
     log_sums: torch.Tensor | None = None,
+    lanes: Literal[0, 8] = 0,
 ) -> torch.Tensor:
     """Return causal attention of the plan's rows over their whole contexts, and write its log-sum-exp if asked for.
 
     query: [T, num_heads, head_dim] float32, contiguous in the last axis. key_cache, value_cache: [num_blocks,
     num_kv_heads, block_size, head_dim], float32 or float16, alike in their strides, contiguous in the last axis.
     log_sums: [T, num_heads] float32, contiguous, changed in place. Slots that no row's context reaches are not read.
+    lanes: 8 computes in AVX2, 0 in AVX-512 too where that can be: the bits are the same.
     A query that sees nothing gets zeros and -inf. Sums are float32; a row's numbers depend neither on the other rows
     nor on the number of threads, which is torch's.
     Returns [T, num_heads, head_dim], contiguous. Raises ValueError if shapes, dtypes or strides disagree; blocks beyond
@@ -180,6 +184,7 @@ def paged_attention(
         output.data_ptr(),
         None if log_sums is None else log_sums.data_ptr(),
         scale,
+        lanes,
     )
     num_threads = max(1, min(torch.get_num_threads(), len(plan.tasks)))
     is_half = key_cache.dtype == torch.float16

@@ -2,41 +2,19 @@
 #pragma once
 
 #include "attention.h"
+#include "product.h"
 #include "simd.h"
 
 namespace radixserve {
 
-// Six queries by two vectors are twelve running sums, which sixteen registers hold with what they are made of.
-constexpr int kRows = 6;
-constexpr int kPanel = 2 * kLanes;
+// Queries that see a chunk together: whole tiles of registers in any vectors, and their scores are in the first-level
+// cache.
+constexpr int kRows = 12;
+constexpr int kPanel = 32;
+// What the columns of a product are a multiple of in the widest vectors.
+constexpr int kWidest = 16;
 
-// result [kNumRows, kVectors * 8] = left [kNumRows, depth] * right [depth, kVectors * 8], plus result * shrink if that
-// is given. The products of an element are added in order, whatever kNumRows is.
-template <int kNumRows, int kVectors>
-inline void multiply(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth,
-                     const float* shrink, float* result, int64_t result_stride) {
-    Floats sums[kNumRows][kVectors];
-    for (int r = 0; r < kNumRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) {
-            sums[r][v] = shrink == nullptr ? _mm256_setzero_ps()
-                                           : _mm256_mul_ps(load(result + r * result_stride + v * kLanes),
-                                                           broadcast(shrink[r]));
-        }
-    }
-    for (int64_t k = 0; k < depth; ++k) {
-        Floats row[kVectors];
-        for (int v = 0; v < kVectors; ++v) row[v] = load(right + k * right_stride + v * kLanes);
-        for (int r = 0; r < kNumRows; ++r) {
-            const Floats factor = _mm256_broadcast_ss(left + r * left_stride + k);
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm256_fmadd_ps(factor, row[v], sums[r][v]);
-        }
-    }
-    for (int r = 0; r < kNumRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) store(result + r * result_stride + v * kLanes, sums[r][v]);
-    }
-}
-
-// Keys of a chunk, transposed: panels of 16 keys, each [head_dim, 16]. Values: [kChunk, head_dim].
+// Keys of a chunk, transposed: panels of 32 keys, each [head_dim, 32]. Values: [kChunk, head_dim].
 struct Packed {
     float* keys;
     float* values;
@@ -61,42 +39,24 @@ inline void pack(const Stored* const* keys, const Stored* const* values, int cou
     }
 }
 
-// Let kNumRows queries see a packed chunk. visible: how many of its keys each one sees, never falling, the last one at
+// Let num_rows queries see a packed chunk. visible: how many of its keys each one sees, never falling, the last one at
 // least one.
-template <int kNumRows>
-inline void attend_rows(const float* queries, const Packed& packed, const int* visible, int64_t head_dim,
-                        const Partial& partial) {
-    float scores[kNumRows * kChunk];
-    float shrink[kNumRows];
-    const int seen = visible[kNumRows - 1];
+inline void attend_rows(int num_rows, const float* queries, const Packed& packed, const int* visible, int64_t head_dim,
+                        Multiply multiply, const Partial& partial) {
+    float scores[kRows * kChunk];
+    float shrink[kRows];
+    const int seen = visible[num_rows - 1];
     for (int k = 0; k < seen; k += kPanel) {
-        multiply<kNumRows, 2>(queries, head_dim, packed.keys + k * head_dim, kPanel, head_dim, nullptr, scores + k,
-                              kChunk);
+        const int num_keys = std::min(kPanel, (seen - k + kWidest - 1) / kWidest * kWidest);
+        multiply({queries, head_dim, packed.keys + k * head_dim, kPanel, scores + k, kChunk, nullptr, num_rows,
+                  num_keys, head_dim});
     }
-    for (int r = 0; r < kNumRows; ++r) {
+    for (int r = 0; r < num_rows; ++r) {
         float* row = scores + r * kChunk;
         shrink[r] = visible[r] == 0 ? 1.0f : softmax(row, visible[r], partial.maxima[r], partial.weights[r]);
         std::fill(row + visible[r], row + seen, 0.0f);
     }
-    int64_t d = 0;
-    for (; d + kPanel <= head_dim; d += kPanel) {
-        multiply<kNumRows, 2>(scores, kChunk, packed.values + d, head_dim, seen, shrink, partial.sums + d, head_dim);
-    }
-    if (d < head_dim) {
-        multiply<kNumRows, 1>(scores, kChunk, packed.values + d, head_dim, seen, shrink, partial.sums + d, head_dim);
-    }
-}
-
-inline void attend_rows(int num_rows, const float* queries, const Packed& packed, const int* visible, int64_t head_dim,
-                        const Partial& partial) {
-    switch (num_rows) {
-        case 6: return attend_rows<6>(queries, packed, visible, head_dim, partial);
-        case 5: return attend_rows<5>(queries, packed, visible, head_dim, partial);
-        case 4: return attend_rows<4>(queries, packed, visible, head_dim, partial);
-        case 3: return attend_rows<3>(queries, packed, visible, head_dim, partial);
-        case 2: return attend_rows<2>(queries, packed, visible, head_dim, partial);
-        default: return attend_rows<1>(queries, packed, visible, head_dim, partial);
-    }
+    multiply({scores, kChunk, packed.values, head_dim, partial.sums, head_dim, shrink, num_rows, head_dim, seen});
 }
 
 // Let queries [num_queries, head_dim] of the members' tokens see the task's keys, each those that it may. packed: room
@@ -105,6 +65,7 @@ template <typename Stored>
 void prefill(const Layer& layer, const int64_t* block_table, const Task& task, const Members& members,
              const float* queries, const Packed& packed, const Partial& partial) {
     const int64_t head_dim = layer.head_dim;
+    const Multiply multiply = multiply_with(layer.lanes, head_dim);
     const Stored* keys[kChunk];
     const Stored* values[kChunk];
     for (int64_t chunk = task.begin; chunk < task.end; chunk += kChunk) {
@@ -126,7 +87,7 @@ void prefill(const Layer& layer, const int64_t* block_table, const Task& task, c
                 const int64_t place = first + q;
                 const Partial theirs = {partial.sums + place * head_dim, partial.maxima + place,
                                         partial.weights + place};
-                attend_rows(num_rows, queries + place * head_dim, packed, visible, head_dim, theirs);
+                attend_rows(num_rows, queries + place * head_dim, packed, visible, head_dim, multiply, theirs);
             }
             first += num_queries;
         }

@@ -1,6 +1,6 @@
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -39,10 +39,12 @@ def plan_rows(rows: PagedRows) -> AttentionPlan:
     )
 
 
-def attend(rows: PagedRows) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(rows: PagedRows, lanes: Literal[0, 8] = 0) -> tuple[torch.Tensor, torch.Tensor]:
     log_sums = torch.full(rows.query.shape[:2], torch.nan)
     caches = (rows.key_cache, rows.value_cache)
-    output = paged_attention(rows.query.float(), *caches, plan_rows(rows), scale=rows.shape.scale, log_sums=log_sums)
+    output = paged_attention(
+        rows.query.float(), *caches, plan_rows(rows), scale=rows.shape.scale, log_sums=log_sums, lanes=lanes
+    )
     return output, log_sums
 
 
@@ -66,6 +68,13 @@ def test_attention_and_its_log_sums_equal_the_reference(shape: Shape, step: str)
     expected, expected_sums = rows.expected()
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(log_sums, expected_sums, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 80])
+def test_vectors_of_any_width_give_the_same_bits(head_dim: int) -> None:
+    rows = make_rows(Shape(3, head_dim, torch.float16, 16), PREFILLS)
+    for narrow, widest in zip(attend(rows, lanes=8), attend(rows), strict=True):
+        assert torch.equal(narrow, widest)
 
 
 @pytest.mark.parametrize("group_size", [5, 16, 97])

@@ -1,9 +1,10 @@
-// Projections in AVX-512: the only code that takes more of the CPU than AVX2, FMA and F16C.
+// Projections and small products in AVX-512: the only code that takes more of the CPU than AVX2, FMA and F16C.
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "linear.h"
+#include "product.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
@@ -12,6 +13,7 @@
 #endif
 
 #include "linear_tiles.h"
+#include "product_tiles.h"
 
 namespace radixserve {
 namespace {
@@ -27,11 +29,13 @@ struct Avx512 {
     static void store(float* target, Vector values) { _mm512_storeu_ps(target, values); }
     static Vector broadcast(float value) { return _mm512_set1_ps(value); }
     static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+    static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
     static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 };
 
 }  // namespace
 
 const Project project_avx512 = project_in<Avx512>;
+const Multiply multiply_avx512 = multiply_in<Avx512>;
 
 }  // namespace radixserve
