@@ -25,6 +25,7 @@ _SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "radixserve_has_avx512": ((), c_int32),
     "radixserve_pack_weight": ((c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32), None),
     "radixserve_linear": ((c_void_p, c_void_p, c_int32, c_int32), None),
+    "radixserve_decoder_layers": ((c_void_p, c_void_p, c_int32, c_int32), c_int32),
     "radixserve_silu_mul": ((c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32), None),
 }
 

@@ -36,3 +36,7 @@ RADIXSERVE_EXPORT void radixserve_pack_weight(const float* weight, int64_t strid
 // projection, rows: the structs of linear.h. lanes: 8 for AVX2, 16 for AVX-512, which the CPU must have, 0 for the widest
 // that it has.
 RADIXSERVE_EXPORT void radixserve_linear(const void* projection, const void* rows, int32_t lanes, int32_t num_threads);
+
+// layers, step: the structs of decoder_layers.h. Returns 0, or 1 if there was no memory.
+RADIXSERVE_EXPORT int32_t radixserve_decoder_layers(const void* layers, const void* step, int32_t is_half,
+                                                    int32_t num_threads);
