@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -90,6 +91,10 @@ inline void clear(const Partial& partial, int64_t num_queries, int64_t head_dim)
     std::fill_n(partial.maxima, num_queries, -kInfinity);
     std::fill_n(partial.weights, num_queries, 0.0f);
 }
+
+// Compute a layer's attention; the threads of the parallel region that it is called in share the work, and all must call
+// it. It ends with a barrier. Sets has_memory to false if there was none.
+void attend_layer(const Plan& plan, const Layer& layer, bool is_half, std::atomic<bool>& has_memory);
 
 // Find a K/V head's slots from begin on: kChunk of them, or those before end. The rest of slots, if one was found, gets
 // the address of the last one, so that loops may go on to a multiple of what they take at once. Returns how many.

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import importlib.machinery
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
 from pathlib import Path
 
 # Before the library: it brings an OpenMP runtime of its own, and the first one that is loaded is used by both. Two of
@@ -21,16 +21,11 @@ _SIGNATURES: dict[str, tuple[Sequence[type], type | None]] = {
     "radixserve_is_supported": ((), c_int32),
     "radixserve_paged_attention": ((c_void_p, c_void_p, c_int32, c_int32), c_int32),
     "radixserve_write_kv": ((c_void_p, c_int32, c_int32), None),
-    "radixserve_rms_norm": (
-        (
-            *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_float),
-            *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
-        ),
-        None,
-    ),
+    "radixserve_rms_norm": ((c_void_p, c_int32), None),
     "radixserve_has_avx512": ((), c_int32),
     "radixserve_pack_weight": ((c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32), None),
     "radixserve_linear": ((c_void_p, c_void_p, c_int32, c_int32), None),
+    "radixserve_decoder_layers": ((c_void_p, c_void_p, c_int32, c_int32), c_int32),
     "radixserve_silu_mul": ((c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32), None),
 }
 

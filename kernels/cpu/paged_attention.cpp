@@ -121,38 +121,40 @@ void merge_tile(const Plan& plan, const Layer& layer, const Tile& tile) {
 }
 
 template <typename Stored>
-bool run_all(const Plan& plan, const Layer& layer, int num_threads) {
-    std::atomic<bool> has_memory{true};
-#pragma omp parallel num_threads(num_threads)
-    {
-        int64_t first = 0;
-        for (int64_t phase = 0; phase < plan.num_phases; ++phase) {
-            const int64_t end = plan.phase_ends[phase];
+void run_all(const Plan& plan, const Layer& layer, std::atomic<bool>& has_memory) {
+    int64_t first = 0;
+    for (int64_t phase = 0; phase < plan.num_phases; ++phase) {
+        const int64_t end = plan.phase_ends[phase];
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t task = first; task < end; ++task) {
-                try {
-                    run<Stored>(plan, layer, plan.tasks[task]);
-                } catch (const std::bad_alloc&) {  // no exception may leave a parallel region
-                    has_memory = false;
-                }
+        for (int64_t task = first; task < end; ++task) {
+            try {
+                run<Stored>(plan, layer, plan.tasks[task]);
+            } catch (const std::bad_alloc&) {  // no exception may leave a parallel region
+                has_memory = false;
             }
-            first = end;
         }
-#pragma omp for schedule(static)
-        for (int64_t tile = 0; tile < plan.num_tiles; ++tile) {
-            if (plan.tiles[tile].workspace >= 0 && has_memory) merge_tile(plan, layer, plan.tiles[tile]);
-        }
+        first = end;
     }
-    return has_memory;
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < plan.num_tiles; ++tile) {
+        if (plan.tiles[tile].workspace >= 0 && has_memory) merge_tile(plan, layer, plan.tiles[tile]);
+    }
 }
 
 }  // namespace
+
+void attend_layer(const Plan& plan, const Layer& layer, bool is_half, std::atomic<bool>& has_memory) {
+    is_half ? run_all<Half>(plan, layer, has_memory) : run_all<float>(plan, layer, has_memory);
+}
+
 }  // namespace radixserve
 
 int radixserve_paged_attention(const void* plan, const void* layer, int32_t is_half, int32_t num_threads) {
     using namespace radixserve;
     const auto& whole_plan = *static_cast<const Plan*>(plan);
     const auto& one_layer = *static_cast<const Layer*>(layer);
-    const auto run_stored = is_half ? run_all<Half> : run_all<float>;
-    return run_stored(whole_plan, one_layer, num_threads) ? 0 : 1;
+    std::atomic<bool> has_memory{true};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    attend_layer(whole_plan, one_layer, is_half, has_memory);
+    return has_memory ? 0 : 1;
 }

@@ -16,15 +16,11 @@ RADIXSERVE_EXPORT int32_t radixserve_is_supported();
 RADIXSERVE_EXPORT int32_t radixserve_paged_attention(const void* plan, const void* layer, int32_t is_half,
                                                      int32_t num_threads);
 
-// write: the struct of write_kv.cpp.
+// write: the struct of write_kv.h.
 RADIXSERVE_EXPORT void radixserve_write_kv(const void* write, int32_t is_half, int32_t num_threads);
 
-// delta, total: [rows, row_size], or null for the norm alone. Row r of x is head r % num_heads of token r / num_heads,
-// and takes that head's weight. normalized and total are contiguous.
-RADIXSERVE_EXPORT void radixserve_rms_norm(const float* x, int64_t token_stride, int64_t head_stride,
-                                           const float* delta, int64_t delta_stride, const float* weight, float eps,
-                                           float* normalized, float* total, int64_t num_tokens, int64_t num_heads,
-                                           int64_t row_size, int32_t num_threads);
+// norm: the struct of rms_norm.h.
+RADIXSERVE_EXPORT void radixserve_rms_norm(const void* norm, int32_t num_threads);
 
 // gate_up: [rows, 2 * size], the gate first. result: [rows, size].
 RADIXSERVE_EXPORT void radixserve_silu_mul(const float* gate_up, int64_t stride, float* result, int64_t num_rows,
@@ -40,3 +36,7 @@ RADIXSERVE_EXPORT void radixserve_pack_weight(const float* weight, int64_t strid
 // projection, rows: the structs of linear.h. lanes: 8 for AVX2, 16 for AVX-512, which the CPU must have, 0 for the widest
 // that it has.
 RADIXSERVE_EXPORT void radixserve_linear(const void* projection, const void* rows, int32_t lanes, int32_t num_threads);
+
+// layers, step: the structs of decoder_layers.h. Returns 0, or 1 if there was no memory.
+RADIXSERVE_EXPORT int32_t radixserve_decoder_layers(const void* layers, const void* step, int32_t is_half,
+                                                    int32_t num_threads);

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "radixserve_cpu.h"
-#include "simd.h"
+#include "rms_norm.h"
 
 namespace radixserve {
 namespace {
@@ -43,19 +43,27 @@ void normalize(const float* x, const float* weight, float eps, float* normalized
 }
 
 }  // namespace
+
+void rms_norm(const Norm& norm) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < norm.num_tokens * norm.num_heads; ++r) {
+        const int64_t token = r / norm.num_heads, head = r % norm.num_heads;
+        const float* row = norm.x + token * norm.token_stride + head * norm.head_stride;
+        if (norm.delta != nullptr) {
+            float* total = norm.total + r * norm.row_size;
+            add(row, norm.delta + r * norm.delta_stride, total, norm.row_size);
+            row = total;
+        }
+        float* normalized = norm.normalized + token * norm.normalized_token_stride + head * norm.row_size;
+        normalize(row, norm.weight + head * norm.row_size, norm.eps, normalized, norm.row_size);
+    }
+}
+
 }  // namespace radixserve
 
-void radixserve_rms_norm(const float* x, int64_t token_stride, int64_t head_stride, const float* delta,
-                         int64_t delta_stride, const float* weight, float eps, float* normalized, float* total,
-                         int64_t num_tokens, int64_t num_heads, int64_t row_size, int32_t num_threads) {
+void radixserve_rms_norm(const void* norm, int32_t num_threads) {
     using namespace radixserve;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t r = 0; r < num_tokens * num_heads; ++r) {
-        const float* row = x + r / num_heads * token_stride + r % num_heads * head_stride;
-        if (delta != nullptr) {
-            add(row, delta + r * delta_stride, total + r * row_size, row_size);
-            row = total + r * row_size;
-        }
-        normalize(row, weight + r % num_heads * row_size, eps, normalized + r * row_size, row_size);
-    }
+    const auto& all = *static_cast<const Norm*>(norm);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    rms_norm(all);
 }

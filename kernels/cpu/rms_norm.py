@@ -1,8 +1,30 @@
 """RMSNorm on a CPU, alone or of a sum."""
 
+from ctypes import Structure, addressof, c_float, c_int64, c_void_p
+
 import torch
 
 from radixserve.kernels.cpu.library import library, threads_for
+
+
+class _Norm(Structure):
+    """Norm of rms_norm.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("token_stride", c_int64),
+        ("head_stride", c_int64),
+        ("delta", c_void_p),
+        ("delta_stride", c_int64),
+        ("weight", c_void_p),
+        ("normalized", c_void_p),
+        ("normalized_token_stride", c_int64),
+        ("total", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_heads", c_int64),
+        ("row_size", c_int64),
+        ("eps", c_float),
+    )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,21 +43,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         )
     num_heads = 1 if x.dim() == 2 else x.shape[1]
     normalized = torch.empty(x.shape, dtype=torch.float32)
-    library().radixserve_rms_norm(
+    norm = _Norm(
         x.data_ptr(),
         x.stride(0),
         0 if x.dim() == 2 else x.stride(1),
         None,
         0,
         weight.data_ptr(),
-        eps,
         normalized.data_ptr(),
+        normalized.stride(0),
         None,
         x.shape[0],
         num_heads,
         x.shape[-1],
-        threads_for(x.numel()),
+        eps,
     )
+    library().radixserve_rms_norm(addressof(norm), threads_for(x.numel()))
     return normalized
 
 
@@ -55,21 +78,22 @@ def add_rms_norm(
             "[row_size], contiguous"
         )
     total, normalized = torch.empty(x.shape, dtype=torch.float32), torch.empty(x.shape, dtype=torch.float32)
-    library().radixserve_rms_norm(
+    norm = _Norm(
         x.data_ptr(),
         x.stride(0),
         0,
         delta.data_ptr(),
         delta.stride(0),
         weight.data_ptr(),
-        eps,
         normalized.data_ptr(),
+        normalized.stride(0),
         total.data_ptr(),
         x.shape[0],
         1,
         x.shape[1],
-        threads_for(x.numel()),
+        eps,
     )
+    library().radixserve_rms_norm(addressof(norm), threads_for(x.numel()))
     return total, normalized
 
 

@@ -2,12 +2,12 @@
 #include <cmath>
 
 #include "radixserve_cpu.h"
-#include "simd.h"
+#include "silu_mul.h"
 
 namespace radixserve {
 namespace {
 
-void silu_mul(const float* gate, const float* up, float* result, int64_t size) {
+void silu_mul_row(const float* gate, const float* up, float* result, int64_t size) {
     // With this order of operands the minimum of NaN is NaN.
     const Floats limit = broadcast(128.0f), log2_e = broadcast(-1.44269504088896341f), one = broadcast(1.0f);
     int64_t i = 0;
@@ -21,13 +21,19 @@ void silu_mul(const float* gate, const float* up, float* result, int64_t size) {
 }
 
 }  // namespace
+
+void silu_mul(const float* gate_up, int64_t stride, float* result, int64_t num_rows, int64_t size) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const float* gate = gate_up + row * stride;
+        silu_mul_row(gate, gate + size, result + row * size, size);
+    }
+}
+
 }  // namespace radixserve
 
 void radixserve_silu_mul(const float* gate_up, int64_t stride, float* result, int64_t num_rows, int64_t size,
                          int32_t num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        const float* gate = gate_up + row * stride;
-        radixserve::silu_mul(gate, gate + size, result + row * size, size);
-    }
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    radixserve::silu_mul(gate_up, stride, result, num_rows, size);
 }

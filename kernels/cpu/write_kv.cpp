@@ -1,28 +1,10 @@
 // Rotate queries and keys, and store keys and values, in one pass over the fused projection.
+#include "write_kv.h"
+
 #include "radixserve_cpu.h"
-#include "simd.h"
 
 namespace radixserve {
 namespace {
-
-// query_key: [num_tokens, num_heads + num_kv_heads, head_dim], the queries first. value: [num_tokens, num_kv_heads,
-// head_dim]. cos, sin: [num_tokens, head_dim / 2]. query: [num_tokens, num_heads, head_dim], contiguous. slots:
-// block_id * block_size + offset of each token; a token with a negative one is rotated and not stored.
-struct Write {
-    const float* query_key;
-    int64_t query_key_token_stride, query_key_head_stride;
-    const float* value;
-    int64_t value_token_stride, value_head_stride;
-    const float* cos;
-    const float* sin;
-    int64_t angle_stride;
-    const int64_t* slots;
-    float* query;
-    void* key_cache;
-    void* value_cache;
-    int64_t block_stride, kv_head_stride, slot_stride;
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim, block_size;
-};
 
 inline void store_four(float* target, __m128 values) { _mm_storeu_ps(target, values); }
 
@@ -72,16 +54,20 @@ void write_token(const Write& write, int64_t token) {
 }
 
 template <typename Stored>
-void write_all(const Write& write, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+void write_all(const Write& write) {
+#pragma omp for schedule(static)
     for (int64_t token = 0; token < write.num_tokens; ++token) write_token<Stored>(write, token);
 }
 
 }  // namespace
+
+void write_kv(const Write& write, bool is_half) { is_half ? write_all<Half>(write) : write_all<float>(write); }
+
 }  // namespace radixserve
 
 void radixserve_write_kv(const void* write, int32_t is_half, int32_t num_threads) {
     using namespace radixserve;
     const auto& all = *static_cast<const Write*>(write);
-    is_half ? write_all<Half>(all, num_threads) : write_all<float>(all, num_threads);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    write_kv(all, is_half);
 }

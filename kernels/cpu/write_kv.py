@@ -9,7 +9,7 @@ from radixserve.kernels.cpu.library import library, threads_for
 
 
 class _Write(Structure):
-    """Write of write_kv.cpp."""
+    """Write of write_kv.h."""
 
     _fields_ = (
         ("query_key", c_void_p),

@@ -1,11 +1,12 @@
 """The decoder of the Llama family."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
+from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer, Rotation
 from radixserve.model.config import ModelConfig
 from radixserve.model.linear import Linear
 from radixserve.model.ops import TORCH_OPS, DecoderOps
@@ -68,10 +69,25 @@ class Decoder:
     @torch.inference_mode()
     def hidden_states(self, batch: ForwardBatch, kv_layers: list[KVLayer], attention: AttentionBackend) -> torch.Tensor:
         """Return every token's normed hidden state, [T, hidden_size]; write the batch's K/V into kv_layers."""
-        weights, ops, eps = self._weights, self._ops, self.config.rms_norm_eps
-        rotation = self._rotary(batch.positions)
-        metadata = attention.prepare(batch)
+        weights = self._weights
         hidden = functional.embedding(batch.token_ids, weights.embedding).to(weights.norm.dtype)  # [T, hidden_size]
+        return self._run_layers(hidden, self._rotary(batch.positions), kv_layers, attention, attention.prepare(batch))
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [N, vocab_size] of hidden states [N, hidden_size]."""
+        return self._weights.lm_head(hidden).float()
+
+    def _run_layers(
+        self,
+        hidden: torch.Tensor,
+        rotation: Rotation,
+        kv_layers: list[KVLayer],
+        attention: AttentionBackend,
+        metadata: Any,
+    ) -> torch.Tensor:
+        """Return the normed last hidden states of embeddings, which may be overwritten; metadata is attention's."""
+        weights, ops, eps = self._weights, self._ops, self.config.rms_norm_eps
         # Each sum is followed by a norm, the one of the next layer too, so one kernel can do both.
         next_norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
         x = ops.rms_norm(hidden, weights.layers[0].input_norm, eps)
@@ -82,11 +98,6 @@ class Decoder:
             hidden, x = ops.add_rms_norm(hidden, layer.attention_output(attended), layer.mlp_norm, eps)
             hidden, x = ops.add_rms_norm(hidden, layer.down(ops.silu_mul(layer.gate_up(x))), next_norm, eps)
         return x
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [N, vocab_size] of hidden states [N, hidden_size]."""
-        return self._weights.lm_head(hidden).float()
 
     def _project_qkv(self, layer: DecoderLayer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and keys as one tensor [T, num_heads + num_kv_heads, head_dim], unrotated, and values."""

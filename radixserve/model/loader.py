@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 
 from radixserve.model.config import ModelConfig
+from radixserve.model.cpp_decoder import CppDecoder, has_packed_layers
+from radixserve.model.cpp_ops import CPP_OPS
 from radixserve.model.decoder import Decoder
 from radixserve.model.fused_weights import FusedWeights, TensorSource
 from radixserve.model.gguf_config import read_gguf_config
@@ -36,10 +38,14 @@ def load_model(
     """Return the decoder on device; config is read_model_config's of the same path.
 
     precision: weights may be in another dtype than activations only where choose_linear allows it. Shows a progress bar
-    on stderr if asked to. Raises ModelLoadError naming the tensor that is missing, unexpected or of a shape that config
-    does not say, and Float16RangeError for one that float16 would ruin.
+    on stderr if asked to. ops: with CPP_OPS and float16 weights, all layers run in one call.
+    Raises ModelLoadError naming the tensor that is missing, unexpected or of a shape that config does not say, and
+    Float16RangeError for one that float16 would ruin.
     """
     source: TensorSource = SafetensorsSource(path) if path.is_dir() else GGUFSource(path, config)
     reader = FusedWeights(source, config, precision=precision, device=device)
     weights = reader.load(show_progress=show_progress)
-    return Decoder(config, weights, RotaryEmbedding(config, device, source.rope_frequency_factors()), ops)
+    rotary = RotaryEmbedding(config, device, source.rope_frequency_factors())
+    if ops is CPP_OPS and has_packed_layers(weights):
+        return CppDecoder(config, weights, rotary)
+    return Decoder(config, weights, rotary, ops)
