@@ -127,8 +127,11 @@ def cut_into_tasks(
         num_members += num_rows
         num_shared[run.rows] = run.end
         own_phase[run.rows] = last_phase + 1 if run.end % split else 0
-    tasks = np.concatenate((np.array(lines, np.int64).reshape(-1, 6), _own_tasks(tiles, num_shared, own_phase)))
-    tasks = tasks[np.lexsort((-tasks[:, 5], tasks[:, 0]))]
+    tasks = _own_tasks(tiles, num_shared, own_phase)
+    if lines:
+        tasks = np.concatenate((lines, tasks))
+    # Work is far below 2 ** 40.
+    tasks = tasks[((tasks[:, 0] << 40) - tasks[:, 5]).argsort(kind="stable")]
     phase_ends = np.bincount(tasks[:, 0]).cumsum() * num_kv_heads
     fields = np.empty((len(tasks), num_kv_heads, 5), np.int64)
     fields[:, :, 0] = np.arange(num_kv_heads)
@@ -142,20 +145,20 @@ def _own_tasks(
     tiles: NDArray[np.int64], num_shared: NDArray[np.int64], own_phase: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return [n, 6], phase, begin, end, first member, number of members and work of what tiles do not share."""
-    split_tokens = tiles[:, 4]
-    first_split = num_shared // split_tokens
+    first_split = num_shared // tiles[:, 4]
     counts = tiles[:, 5] - first_split
     places = np.repeat(np.arange(len(tiles)), counts)
     ranks = _ranks(counts)
-    border = (first_split[places] + ranks) * split_tokens[places]
-    num_visible = (tiles[:, 3] + tiles[:, 2] - 1)[places]
+    own = tiles[places]
+    num_tokens, split_tokens = own[:, 2], own[:, 4]
+    border = (first_split[places] + ranks) * split_tokens
     tasks = np.empty((len(places), 6), np.int64)
     tasks[:, 0] = np.where(ranks == 0, own_phase[places], 0)
-    tasks[:, 1] = np.maximum(border, num_shared[places])
-    tasks[:, 2] = np.minimum(border + split_tokens[places], num_visible)
+    begin = np.maximum(border, num_shared[places], out=tasks[:, 1])
+    end = np.minimum(border + split_tokens, own[:, 3] + num_tokens - 1, out=tasks[:, 2])
     tasks[:, 3] = places
     tasks[:, 4] = 1
-    tasks[:, 5] = tiles[places, 2] * (tasks[:, 2] - tasks[:, 1])
+    tasks[:, 5] = num_tokens * (end - begin)
     return tasks
 
 
