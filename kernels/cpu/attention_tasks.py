@@ -24,9 +24,10 @@ _CHUNK = 64
 # Queries of one token each that read a shared chunk together. From about so many on, reading it hides behind computing,
 # and several tasks keep all threads busy where there are few K/V heads and splits.
 _SHARED_QUERIES = 24
-# A run that ends inside a split adds a task for each of its rows, which costs as much as it saves not to read so many
-# float16 keys and values of 64 elements: 0.37 us, at 1.7 ns.
-_KEYS_OF_A_TASK = 220
+# A run that ends inside a split adds a task for each of its rows, which takes 0.37 us, as long as reading 220 float16
+# keys and values of 64 elements from the second-level cache (1.7 ns each). The rest is for threads that wait for others
+# between the run and what follows it: with less, two threads lost up to 10 % on some steps.
+_KEYS_OF_A_TASK = 350
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,6 +112,8 @@ def cut_into_tasks(
         split, num_rows = int(tiles[run.rows[0], 4]), len(run.rows)
         counts = np.concatenate(([0], tiles[run.rows, 2].cumsum())).tolist()  # tokens of the first 0, 1, ... rows
         limit = _SHARED_QUERIES if split == _DECODE_SPLIT else TILE_QUERIES
+        if run.end <= run.begin // split * split + split:
+            limit //= 2  # what comes after it waits for all of its phase, which may be this run alone
         num_sets = min(-(-counts[-1] * group_size // limit), num_rows // 2)
         cuts = [num_rows * cut // num_sets for cut in range(num_sets + 1)]
         sets = [(first, last - first, counts[last] - counts[first]) for first, last in itertools.pairwise(cuts)]
