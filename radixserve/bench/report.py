@@ -164,13 +164,18 @@ def make_repeat(records: Sequence[RequestRecord], num_requests: int, wall_second
 _SPREAD = {"median": 50, "p10": 10, "p90": 90}
 
 
-def summarize(repeats: Sequence[Repeat]) -> dict[str, dict[str, float]]:
-    """Return median, p10 and p90 over the repeats of each figure that all of them know."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, p10 and p90 of at least one value."""
+    return {label: percentile(values, percent) for label, percent in _SPREAD.items()}
+
+
+def summarize(runs: Sequence[Figures]) -> dict[str, dict[str, float]]:
+    """Return median, p10 and p90 over the runs of each figure that all of them know."""
     summary = {}
     for name in Figures.__struct_fields__:
-        values = [getattr(repeat.figures, name) for repeat in repeats]
-        if None not in values:
-            summary[name] = {label: percentile(values, percent) for label, percent in _SPREAD.items()}
+        values = [getattr(figures, name) for figures in runs]
+        if values and None not in values:
+            summary[name] = spread(values)
     return summary
 
 

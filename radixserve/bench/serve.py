@@ -135,7 +135,7 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
         environment=environment,
         server_version=await _version_of(server),
         notes=abilities.notes(all_records, workload) + [f"Failed: {failure}" for failure in failures[:3]],
-        summary=summarize(repeats),
+        summary=summarize([repeat.figures for repeat in repeats]),
         repeats=repeats,
     )
 

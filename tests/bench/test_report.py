@@ -65,7 +65,7 @@ def test_a_failed_request_is_counted_and_in_no_other_figure() -> None:
 
 def test_the_summary_is_the_median_over_repeats_of_what_all_of_them_know() -> None:
     repeats = [make_repeat([record(ttft=ttft)], 1, wall) for ttft, wall in ((0.1, 1.0), (0.2, 3.0), (0.6, 2.0))]
-    summary = summarize(repeats)
+    summary = summarize([repeat.figures for repeat in repeats])
     assert summary["ttft_p50_ms"]["median"] == pytest.approx(200)
     assert summary["wall_seconds"] == pytest.approx({"median": 2.0, "p10": 1.2, "p90": 2.8})
     assert "itl_p50_ms" not in summary
