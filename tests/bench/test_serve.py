@@ -317,6 +317,12 @@ def test_an_unreachable_server_is_named() -> None:
         run(fake, SINGLE)
 
 
+def test_a_stream_has_a_connection_of_its_own_as_some_servers_close_it_without_a_word(fake: FakeServer) -> None:
+    run(fake, SMALL_AGENTS)
+    streamed = fake.headers[-SMALL_AGENTS.num_requests :]
+    assert {headers["connection"] for headers in streamed} == {"close"}
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://[::1"])
 def test_a_base_url_that_is_none_is_a_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="--base-url"):
