@@ -117,7 +117,7 @@ def _median(result: ServerResult | None, figure: str) -> float | None:
 
 def long_tables(comparisons: Sequence[Comparison]) -> str:
     """Return a table for each workload, with a row a server, for docs/BENCHMARKS.md."""
-    parts = [conditions(comparisons)]
+    parts = [conditions(comparisons), *filter(None, [_versions(comparisons)])]
     for comparison in comparisons:
         columns = [
             column
@@ -133,7 +133,19 @@ def long_tables(comparisons: Sequence[Comparison]) -> str:
             cells = ["not reported" if median is None else f"{median:,.{places}f}" for median, places in medians]
             lines.append(_line([name, *cells, _spread_of_ratio(result)]))
         parts += [f"*{comparison.workload.name}*: {comparison.workload.purpose}.", "\n".join(lines)]
-    return "\n\n".join([*parts, *_told(comparisons)])
+    return "\n\n".join([*parts, *_told(comparisons, with_notes=True)])
+
+
+def _versions(comparisons: Sequence[Comparison]) -> str:
+    """What each server said of itself, once."""
+    lines = []
+    for name in server_names(comparisons):
+        results = [comparison.servers[name] for comparison in comparisons if name in comparison.servers]
+        models = _each(Path(result.model).name for result in results if result.model is not None)
+        versions = _each(msgspec.json.encode(result.version).decode() for result in results if result.version)
+        if models:
+            lines.append(f"- {name}: {models}{f', version {versions}' if versions else ''}")
+    return "\n".join(lines)
 
 
 def _spread_of_ratio(result: ServerResult) -> str:
@@ -152,8 +164,8 @@ def conditions(comparisons: Sequence[Comparison]) -> str:
         f"Measured {_each(one.date[:10] for one in environments)} on {comparisons[0].machine} "
         f"({_each(one.platform for one in environments)}), commit "
         f"{_each((one.commit or 'unknown')[:7] for one in environments)}{f' with {flags}' if flags else ''}. "
-        f"Medians of {_each(str(comparison.num_rounds) for comparison in comparisons)} rounds, the servers in turn in "
-        f"each; in brackets the median ratio to {comparisons[0].baseline}, round by round."
+        f"Medians; rounds: {_each(str(comparison.num_rounds) for comparison in comparisons)}, the servers in turn in "
+        f"each. In brackets the median ratio to {comparisons[0].baseline}, round by round."
     )
     if loads:
         text += f" Load average before a run: {min(loads):.1f} to {max(loads):.1f}, the run before it included"
@@ -165,8 +177,8 @@ def _each(words: Iterable[str]) -> str:
     return " and ".join(sorted({word for word in words if word}))
 
 
-def _told(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say which servers were skipped, and which rounds failed; nothing if there were none."""
+def _told(comparisons: Sequence[Comparison], *, with_notes: bool = False) -> list[str]:
+    """Say which servers were skipped, and which rounds failed, and the notes of runs; nothing if there were none."""
     lines = []
     for comparison in comparisons:
         for name, result in comparison.servers.items():
@@ -174,6 +186,7 @@ def _told(comparisons: Sequence[Comparison]) -> list[str]:
             where = f"- *{comparison.workload.name}*, {name}:"
             if result.skipped is not None:
                 lines.append(f"{where} skipped, {result.skipped}")
+            lines += [f"{where} {note}" for note in result.notes if with_notes]
             if failures:
                 lines.append(f"{where} {len(failures)} of {len(result.rounds)} rounds failed, first by: {failures[0]}")
     return ["\n".join(lines)] if lines else []

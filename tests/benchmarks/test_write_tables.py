@@ -111,6 +111,17 @@ def test_a_count_that_a_server_does_not_report_is_told_as_such() -> None:
     assert "not reported" in cells_of(long_tables([comparison]), "other")
 
 
+def test_the_long_tables_tell_notes_models_and_versions() -> None:
+    servers = {"radixserve": measured(1.0), "other": measured(1.0)}
+    servers["other"].notes = ["2 of 2 answers are shorter than 128 tokens."]
+    servers["other"].model, servers["other"].version = "/models/demo", {"version": "9.9"}
+    comparisons = [comparison_of("single", servers), comparison_of("burst", servers)]
+    told = long_tables(comparisons)
+    assert "- *single*, other: 2 of 2 answers are shorter" in told
+    assert told.count('- other: demo, version {"version":"9.9"}') == 1
+    assert "shorter" not in short_table(comparisons)
+
+
 def test_a_server_that_one_workload_lacks_has_a_column_all_the_same() -> None:
     single = comparison_of("single", {"radixserve": measured(1.0)})
     table = short_table([single, comparison_of("burst")])
@@ -128,7 +139,7 @@ def test_the_last_comparison_of_each_workload_on_the_last_machine_is_told() -> N
 
 def test_load_date_commit_and_flags_are_told() -> None:
     table = " ".join(short_table([comparison_of(servers={"radixserve": measured(1.0, None)})]).split())
-    for words in ("2026-01-02", "2-cores", "abcdef0", "--dtype float32", "3 rounds", "0.5 to 1.5", "at most 0.02"):
+    for words in ("2026-01-02", "2-cores", "abcdef0", "--dtype float32", "rounds: 3", "0.5 to 1.5", "at most 0.02"):
         assert words in table
 
 
