@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +33,11 @@ def server() -> Iterator[MeasuredServer]:
     with subprocess.Popen([sys.executable, "-c", WITH_A_CHILD], stderr=subprocess.DEVNULL, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
+        processes = descendants(process.pid)
         yield MeasuredServer("server", "http://127.0.0.1:1/v1", process.pid)
+        # Stopped ones would never end by themselves.
+        for pid in processes:
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -44,6 +49,8 @@ def idle_processes(count: int) -> Iterator[list[int]]:
             for _ in range(count)
         ]
         yield [process.pid for process in processes]
+        for process in processes:
+            process.kill()
 
 
 def is_stopped(pid: int) -> bool:
