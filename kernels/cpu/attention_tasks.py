@@ -24,9 +24,10 @@ _CHUNK = 64
 # Queries of one token each that read a shared chunk together. From about so many on, reading it hides behind computing,
 # and several tasks keep all threads busy where there are few K/V heads and splits.
 _SHARED_QUERIES = 24
-# A run that ends inside a split adds a task for each of its rows, which costs as much as it saves not to read so many
-# float16 keys and values of 64 elements: 0.37 us, at 1.7 ns.
-_KEYS_OF_A_TASK = 220
+# A run that ends inside a split adds a task for each of its rows, which takes 0.37 us, as long as reading 220 float16
+# keys and values of 64 elements from the second-level cache (1.7 ns each). The rest is for threads that wait for others
+# between the run and what follows it: with less, two threads lost up to 10 % on some steps.
+_KEYS_OF_A_TASK = 350
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,6 +112,8 @@ def cut_into_tasks(
         split, num_rows = int(tiles[run.rows[0], 4]), len(run.rows)
         counts = np.concatenate(([0], tiles[run.rows, 2].cumsum())).tolist()  # tokens of the first 0, 1, ... rows
         limit = _SHARED_QUERIES if split == _DECODE_SPLIT else TILE_QUERIES
+        if run.end <= run.begin // split * split + split:
+            limit //= 2  # what comes after it waits for all of its phase, which may be this run alone
         num_sets = min(-(-counts[-1] * group_size // limit), num_rows // 2)
         cuts = [num_rows * cut // num_sets for cut in range(num_sets + 1)]
         sets = [(first, last - first, counts[last] - counts[first]) for first, last in itertools.pairwise(cuts)]
@@ -127,8 +130,11 @@ def cut_into_tasks(
         num_members += num_rows
         num_shared[run.rows] = run.end
         own_phase[run.rows] = last_phase + 1 if run.end % split else 0
-    tasks = np.concatenate((np.array(lines, np.int64).reshape(-1, 6), _own_tasks(tiles, num_shared, own_phase)))
-    tasks = tasks[np.lexsort((-tasks[:, 5], tasks[:, 0]))]
+    tasks = _own_tasks(tiles, num_shared, own_phase)
+    if lines:
+        tasks = np.concatenate((lines, tasks))
+    # Work is far below 2 ** 40.
+    tasks = tasks[((tasks[:, 0] << 40) - tasks[:, 5]).argsort(kind="stable")]
     phase_ends = np.bincount(tasks[:, 0]).cumsum() * num_kv_heads
     fields = np.empty((len(tasks), num_kv_heads, 5), np.int64)
     fields[:, :, 0] = np.arange(num_kv_heads)
@@ -142,20 +148,20 @@ def _own_tasks(
     tiles: NDArray[np.int64], num_shared: NDArray[np.int64], own_phase: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return [n, 6], phase, begin, end, first member, number of members and work of what tiles do not share."""
-    split_tokens = tiles[:, 4]
-    first_split = num_shared // split_tokens
+    first_split = num_shared // tiles[:, 4]
     counts = tiles[:, 5] - first_split
     places = np.repeat(np.arange(len(tiles)), counts)
     ranks = _ranks(counts)
-    border = (first_split[places] + ranks) * split_tokens[places]
-    num_visible = (tiles[:, 3] + tiles[:, 2] - 1)[places]
+    own = tiles[places]
+    num_tokens, split_tokens = own[:, 2], own[:, 4]
+    border = (first_split[places] + ranks) * split_tokens
     tasks = np.empty((len(places), 6), np.int64)
     tasks[:, 0] = np.where(ranks == 0, own_phase[places], 0)
-    tasks[:, 1] = np.maximum(border, num_shared[places])
-    tasks[:, 2] = np.minimum(border + split_tokens[places], num_visible)
+    begin = np.maximum(border, num_shared[places], out=tasks[:, 1])
+    end = np.minimum(border + split_tokens, own[:, 3] + num_tokens - 1, out=tasks[:, 2])
     tasks[:, 3] = places
     tasks[:, 4] = 1
-    tasks[:, 5] = tiles[places, 2] * (tasks[:, 2] - tasks[:, 1])
+    tasks[:, 5] = num_tokens * (end - begin)
     return tasks
 
 

@@ -63,7 +63,7 @@ def test_beams_that_share_and_copy_blocks(model: Path) -> None:
 
 def test_rows_that_share_a_prompt_get_the_tokens_that_each_gets_alone(model: Path) -> None:
     # Long enough that the kernels read the shared blocks once: of two prompts' common head, and of each one's answers.
-    head = prompt(12, 420)
+    head = prompt(12, 455)
     prompts = [head + prompt(13, 20), head + prompt(14, 37)]
     params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=12, ignore_eos=True)
     requests = [(one, each) for one in prompts for each in (greedy(12), params)]

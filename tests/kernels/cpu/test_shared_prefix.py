@@ -1,12 +1,15 @@
 """Blocks that rows share are read once for them, and no number changes for it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from radixserve.kernels.cpu.attention_tasks import cut_into_tasks, cut_into_tiles, find_runs_of_tiles
 from radixserve.kernels.cpu.paged_attention import AttentionPlan, paged_attention, plan_attention
 from tests.kernels.cpu.test_paged_attention import attend, only, shapes
 from tests.kernels.interpreted.paged_rows import PagedRows, Shape
@@ -17,8 +20,8 @@ from tests.kernels.shared_rows import Sharing, make_shared_rows
 Step = tuple[list[tuple[int, int]], list[Sharing]]
 STEPS: dict[str, Step] = {
     "one prompt, its last token alone": ([(1, 513)] * 4, [Sharing(range(4), 512)]),
-    "a run that ends inside a chunk": ([(1, 1000), (1, 960), (1, 961)], [Sharing(range(3), 944)]),
-    "a run that ends inside a split": ([(1, 700 + row) for row in range(9)], [Sharing(range(9), 320)]),
+    "a run that ends inside a chunk": ([(1, 1000), (1, 977), (1, 978), (1, 1100)] * 2, [Sharing(range(8), 976)]),
+    "a run that ends inside a split": ([(1, 700 + row) for row in range(9)], [Sharing(range(9), 448)]),
     "two prompts": (
         [(1, 530), (1, 600), (1, 530), (1, 700), (1, 20)],
         [Sharing([0, 2], 512), Sharing([1, 3], 528)],
@@ -27,19 +30,21 @@ STEPS: dict[str, Step] = {
         [(1, 1500), (1, 1400), (1, 1300), (1, 1340), (1, 900), (1, 620)],
         [Sharing([0, 1], 1296), Sharing([0, 1, 2, 3], 832), Sharing([4, 5], 608), Sharing(range(6), 256)],
     ),
-    "a fork in each split": (
-        [(1, 1700)] * 6,
-        [Sharing([0, 1], 1600), Sharing([0, 1, 2], 1024), Sharing([0, 1, 2, 3], 960), Sharing(range(6), 320)],
+    "forks inside two splits": (
+        [(1, 1700)] * 12,
+        [Sharing(range(6), 1536), Sharing(range(8), 960), Sharing(range(12), 384)],
     ),
-    # What the ten share inside a split is read by two sets of rows, each with less to do than the eight have behind it.
-    "a fork of most": ([(1, 600)] * 10, [Sharing(range(8), 512), Sharing(range(10), 256)]),
+    "a fork behind each split": (
+        [(1, 1700)] * 6,
+        [Sharing([0, 1], 1600), Sharing([0, 1, 2], 1088), Sharing([0, 1, 2, 3], 1040), Sharing(range(6), 528)],
+    ),
     "short prompts on one history": (
         [(5, 2500), (2, 2400), (16, 2410), (3, 2350)],
         [Sharing([0, 1], 2384), Sharing(range(4), 2320)],
     ),
     "decodes beside prompts, short and long": (
-        [(1, 700), (9, 700), (1, 800), (2, 690), (40, 700), (130, 800), (1, 513), (33, 600)],
-        [Sharing(range(8), 512)],
+        [(1, 700), (9, 700), (1, 800), (2, 690), (40, 700), (130, 800), (1, 577), (33, 640)],
+        [Sharing(range(8), 576)],
     ),
 }
 
@@ -76,6 +81,27 @@ def keys_read(rows: PagedRows, *, block_size: int | None) -> int:
         block_size=block_size,
     )
     return plan.num_keys_read
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_tile_reads_every_key_once_and_after_those_before_it_in_the_split(step: str) -> None:
+    rows = make_shared_rows(Shape(3, 64, torch.float32, num_kv_heads=1), *STEPS[step])
+    tiles = cut_into_tiles(np.array(rows.query_lengths), np.array(rows.context_lengths), tokens_per_tile=32)
+    runs = find_runs_of_tiles(tiles, rows.block_tables.numpy(), block_size=16, group_size=3)
+    cut = cut_into_tasks(tiles, runs, num_kv_heads=1, group_size=3)
+    read: dict[tuple[int, int], int] = {}  # up to which key, of each split of a tile
+    for first, end in itertools.pairwise([0, *cut.phase_ends.tolist()]):
+        before = dict(read)
+        for _, begin_key, end_key, first_member, num_members in cut.tasks[first:end].tolist():
+            for tile in cut.members[first_member : first_member + num_members].tolist():
+                split = begin_key // int(tiles[tile, 4])
+                assert before.get((tile, split), split * int(tiles[tile, 4])) == begin_key
+                assert read.get((tile, split)) == before.get((tile, split))
+                read[tile, split] = end_key
+    for tile, (_, _, num_tokens, num_visible, split_tokens, num_splits, _) in enumerate(tiles.tolist()):
+        ends = [read[tile, split] for split in range(num_splits)]
+        assert ends == [min(split_tokens * (split + 1), num_visible + num_tokens - 1) for split in range(num_splits)]
+    assert len(read) == tiles[:, 5].sum()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -178,10 +204,10 @@ def test_tables_that_are_wider_than_a_context_share_what_it_reaches(contexts: tu
 
 def test_memory_of_many_rows_is_laid_out_apart() -> None:
     generator = torch.Generator().manual_seed(5)
-    lengths: list[Any] = torch.randint(513, 1200, (40,), generator=generator).tolist()
+    lengths: list[Any] = torch.randint(520, 1200, (40,), generator=generator).tolist()
     rows = make_shared_rows(
         Shape(3, 24, torch.float16, num_kv_heads=1),
         [(1 + (index % 4 == 0) * 2, length) for index, length in enumerate(lengths)],
-        [Sharing(range(0, 10), 496), Sharing(range(40), 320)],
+        [Sharing(range(0, 10), 512), Sharing(range(40), 448)],
     )
     assert torch.equal(attend_shared(rows)[0], attend(rows)[0])
