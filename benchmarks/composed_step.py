@@ -10,8 +10,8 @@ Three ways to compute a step of the demo model on a CPU, in turn in one process:
 
 The first two have no scheduler, batch, cache or decoder: weights are read from the file, and the K/V of a row, random
 numbers, lie in shuffled blocks. Both get the same, and their logits are compared before anything is measured. The
-engine's requests are greedy, of random prompts, and pass the stated context in the middle of the measurement. Waiting
-threads sleep, as in the engine's process. Prints a JSON line for each number of rows, milliseconds a step.
+engine's requests are greedy, of random prompts, and pass the stated context in the middle of the measurement. Threads
+wait as they do in the engine's process. Prints a JSON line for each number of rows, milliseconds a step.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from radixserve.core.batch import SampledTokens, ScheduledBatch
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
+from radixserve.engine.client import THREAD_ENVIRONMENT
 from radixserve.engine.core import EngineCore
 from radixserve.engine.frames import encode_frame
 from radixserve.kernels.cpu.paged_attention import paged_attention, plan_attention
@@ -329,8 +330,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps of each kind in a repeat")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    if "OMP_WAIT_POLICY" not in os.environ:  # it is read when the library is loaded
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"OMP_WAIT_POLICY": "PASSIVE"})
+    if not THREAD_ENVIRONMENT.keys() & os.environ.keys():  # it is read when the library is loaded
+        os.execve(sys.executable, sys.orig_argv, os.environ | THREAD_ENVIRONMENT)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     for num_rows in arguments.rows:
