@@ -34,7 +34,7 @@ from radixserve.protocol import (
 )
 
 # A thread of OpenMP that waits spins for milliseconds by default, and where the API process wants its core a step can
-# take ten times as long. One that sleeps at once has to be woken 200 times a step, which takes 7 of 17 ms. A thousand
+# take ten times as long. One that sleeps at once has to be woken 150 times a step, which takes 7 of 17 ms. A thousand
 # turns, about 25 microseconds, span what lies between two parallel regions of a step, and then it sleeps (GNU's OpenMP;
 # others take the policy alone). docs/BENCHMARKS.md, "Threads", has the measurements.
 THREAD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
