@@ -1,4 +1,4 @@
-# make serve: set up and serve the demo model. make test: set up, then every check of a change.
+# make serve: set up and serve the demo model. make test: set up, then every check of a change. make bench: measure it.
 
 # Index of CPU wheels of torch, for machines without a GPU where pip's own index would bring CUDA (Linux on x86-64).
 TORCH_INDEX ?=
@@ -8,7 +8,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test test-slow lint format clean
+# Of make bench. PEERS: servers that run beside it, NAME=URL[,PID][,MODEL] each; one with a PID is stopped while another
+# is measured. RADIXSERVE: URL[,PID] of one that runs already, instead of one that is started with ARGS.
+PEERS ?=
+RADIXSERVE ?=
+WORKLOADS ?= single agents burst turns beam
+REPEAT ?= 5
+MACHINE ?=
+
+.PHONY: serve test test-slow bench lint format clean
 
 serve: $(INSTALLED)
 	$(BIN)/radixserve serve $(ARGS)
@@ -18,6 +26,11 @@ test: lint
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m "slow and not gpu" --timeout 1800
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/compare.py $(if $(RADIXSERVE),radixserve=$(RADIXSERVE),--serve="$(ARGS)") $(PEERS) \
+		--workload "$(WORKLOADS)" --repeat $(REPEAT) --results benchmarks/results $(if $(MACHINE),--machine $(MACHINE))
+	$(BIN)/python benchmarks/write_tables.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

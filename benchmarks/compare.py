@@ -1,104 +1,156 @@
-"""How do servers compare on one workload? Runs `radixserve bench serve` against each in turn: A B C, A B C, ...
+"""How do servers compare on the same workloads? Measures each in turn: A B C, A B C, ...
 
-    python benchmarks/compare.py --workload agents --repeat 5 cache=http://127.0.0.1:8001/v1 none=http://127.0.0.1:8002/v1
+    python benchmarks/compare.py --workload "single agents" --repeat 5 --serve llama.cpp=http://127.0.0.1:8081/v1,4711
+    python benchmarks/compare.py --workload agents cache=http://127.0.0.1:8001/v1 none=http://127.0.0.1:8002/v1
 
-Each round sends the same new text to every server. Prints one JSON line: for each server the median, p10 and p90 of its
-figures over the rounds, and for each but the first the median of the round-by-round ratio to the first.
+--serve starts `radixserve serve` and measures it first. A server is NAME=URL, with its process as NAME=URL,PID if it
+is to be stopped (SIGSTOP, and all processes below it) while another is measured, and with a model id behind that where
+the server lists none. Each round sends the same new text to every server. Each workload becomes one JSON document, with
+every round's figures, their medians, p10 and p90, and the same of the round-by-round ratios to the first server; in
+--results DIR as DATE-MACHINE-WORKLOAD.json, else printed as a line.
 """
 
 import argparse
+import os
 import random
-import statistics
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from radixserve.bench.report import percentile
+from radixserve.bench.comparison import Comparison, ComparisonPlan, compare
+from radixserve.bench.measured_server import MeasuredServer, parse_server
+from radixserve.bench.workloads import WORKLOADS, Workload
+from radixserve.errors import ConfigError
 
-FIGURES = (
-    "wall_seconds",
-    "output_tokens_per_second",
-    "ttft_p50_ms",
-    "ttft_p95_ms",
-    "itl_p50_ms",
-    "prompt_tokens",
-    "cached_tokens",
-    "computed_tokens",
-)
+READY_SECONDS = 300.0
 
 
-def run_once(url: str, workload: str, seed: int, extra: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON report of one run of the workload."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "radixserve", "bench", "serve", "--base-url", url, "--workload", workload]
-        subprocess.run(
-            [*command, "--seed", str(seed), "--json", str(report), *extra], check=True, stdout=subprocess.DEVNULL
-        )
-        document: dict[str, Any] = msgspec.json.decode(report.read_bytes())
-    return document
+@contextmanager
+def radixserve_running(flags: Sequence[str]) -> Iterator[MeasuredServer]:
+    """Start a server on a free port, yield it when it is ready, and end it. Raises ConfigError if it does not start.
+
+    Its process is not told, so that it is never stopped: it sleeps when it has nothing to do.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "radixserve", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + READY_SECONDS
+            while not _is_ready(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise ConfigError(f"radixserve did not start: {log.read().strip()}")
+                time.sleep(0.1)
+            yield MeasuredServer("radixserve", f"http://127.0.0.1:{port}/v1")
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Return median, p10 and p90."""
-    return {
-        "median": statistics.median(values),
-        "p10": percentile(values, 10),
-        "p90": percentile(values, 90),
-    }
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
 
 
-def summarize(reports: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return each server's figures, and the ratios of their wall times to the first server's in the same round."""
-    figures = {
-        name: {
-            figure: spread([run["summary"][figure]["median"] for run in runs])
-            for figure in FIGURES
-            if all(run["summary"].get(figure) for run in runs)
-        }
-        for name, runs in reports.items()
-    }
-    walls = {name: [run["summary"]["wall_seconds"]["median"] for run in runs] for name, runs in reports.items()}
-    first, *others = reports
-    ratios = {
-        name: spread([other / base for other, base in zip(walls[name], walls[first], strict=True)]) for name in others
-    }
-    return {"figures": figures, f"wall_seconds_over_{first}": ratios}
+def result_name(comparison: Comparison) -> str:
+    """Return the file name of a comparison's document."""
+    return f"{comparison.environment.date[:10]}-{comparison.machine}-{comparison.workload.name}.json"
 
 
-def main() -> None:
+def _workloads(text: str) -> list[Workload]:
+    try:
+        return [WORKLOADS[name] for name in text.split()]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"{error} is none of {', '.join(WORKLOADS)}") from None
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", metavar="NAME=URL")
-    parser.add_argument("--workload", default="agents")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("servers", nargs="*", metavar="NAME=URL[,PID][,MODEL]")
+    parser.add_argument("--serve", nargs="?", const="", metavar="FLAGS", help="start radixserve with these flags")
+    parser.add_argument(
+        "--workload", type=_workloads, default=" ".join(WORKLOADS), metavar="NAMES", help="default: %(default)s"
+    )
+    parser.add_argument("--repeat", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="watch the load before a run (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, help="of the first round's text; drawn anew unless given")
-    parser.add_argument("--model", help="model id, for servers that do not list one")
-    arguments = parser.parse_args()
-    servers = dict(server.split("=", 1) for server in arguments.servers)
-    extra = ["--model", arguments.model] if arguments.model else []
-    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    reports: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
-    for round_number in range(arguments.repeat):
-        for name, url in servers.items():
-            reports[name].append(run_once(url, arguments.workload, seed + round_number, extra))
-    one = reports[next(iter(servers))]
-    document = {
-        "workload": one[0]["workload"],
-        "n": arguments.repeat,
-        "seed": seed,
-        "environment": one[0]["environment"],
-        "load_average_at_end": one[-1]["environment"]["load_average"],
-        "versions": {name: runs[0]["server_version"] for name, runs in reports.items()},
-        "notes": {name: runs[0]["notes"] for name, runs in reports.items()},
-        **summarize(reports),
-    }
-    print(msgspec.json.encode(document).decode())
+    parser.add_argument("--results", type=Path, metavar="DIR", help="where documents go; left out: printed")
+    parser.add_argument("--machine", default=f"{os.cpu_count()}-cores", help="name in results (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if not options.servers and options.serve is None:
+        parser.error("name a server, or start one with --serve")
+    if options.repeat < 1:
+        parser.error("--repeat is below 1")
+    return options
+
+
+def measure(options: argparse.Namespace, servers: Sequence[MeasuredServer], serve_flags: Sequence[str]) -> None:
+    """Compare the servers on each workload in turn, and write or print each document as soon as there is one."""
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def write(comparison: Comparison) -> None:
+        if options.results is not None:
+            document = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
+            (options.results / result_name(comparison)).write_bytes(document + b"\n")
+
+    for workload in options.workload:
+        plan = ComparisonPlan(
+            workload=workload,
+            servers=servers,
+            num_rounds=options.repeat,
+            seed=random.randrange(10**6) if options.seed is None else options.seed,
+            machine=options.machine,
+            serve_flags=serve_flags,
+            settle_seconds=options.settle,
+        )
+        comparison = compare(plan, tell, write)
+        if options.results is None:
+            print(msgspec.json.encode(comparison).decode())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line and measure."""
+    options = _parse(arguments)
+    try:
+        servers = [parse_server(server) for server in options.servers]
+        if options.results is not None:
+            options.results.mkdir(parents=True, exist_ok=True)
+        if options.serve is None:
+            measure(options, servers, ())
+        else:
+            flags = shlex.split(options.serve)
+            with radixserve_running(flags) as started:
+                measure(options, [started, *servers], flags)
+    except ConfigError as error:
+        raise SystemExit(f"compare: {error}") from None
 
 
 if __name__ == "__main__":
+    # So that a terminated run, too, lets stopped servers go on and ends the one that it started.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     main()

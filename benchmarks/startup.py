@@ -21,13 +21,9 @@ from typing import Any
 
 import msgspec
 
+from radixserve.bench.measured_server import descendants
+
 INTERVAL_S = 0.02
-
-
-def descendants(pid: int) -> list[int]:
-    """Return a process and all below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(below for child in children for below in descendants(int(child)))]
 
 
 def proportional_mib(pid: int) -> float:

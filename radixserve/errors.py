@@ -16,6 +16,7 @@ RadixServeError
 │   ├── EngineUnavailable    503, with Retry-After: loading, draining, or being started again
 │   └── RequestTimeout       504
 ├── ServerCallFailed         a server that chat or bench calls cannot be reached, or answers with an error
+│   └── NoBeamSearch         it answers, but without searching, what bench wants as beam searches
 └── EngineDied               the engine process is gone, and starting it again was given up
 """
 
@@ -137,6 +138,10 @@ class ServerCallFailed(RadixServeError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class NoBeamSearch(ServerCallFailed):
+    """A server that is to be measured by beam searches refuses them, or takes the fields for nothing."""
 
 
 class EngineDied(RadixServeError):

@@ -28,7 +28,8 @@ class FakeServer:
     A prompt costs its messages' tokens, and 5 more a message for a template. cached_tokens is what an ideal prefix
     cache over whole messages would hit. delay: seconds before each content chunk, after the role chunk. Chat calls are
     counted from 1: failing_calls get that response, held_calls stay open after their words until the client leaves,
-    which sets has_left.
+    which sets has_left. Without `stream` an answer comes whole: n hypotheses if it is a beam search and searches_beams,
+    else the greedy answer n times.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class FakeServer:
         self.has_tokenize = True
         self.reports_usage = True
         self.reports_cached = True
+        self.searches_beams = True
         self.words = ["Hello", " there", ",", " friend"]
         self.delay = 0.0
         self.num_chunks_at_once = 1
@@ -82,6 +84,8 @@ class FakeServer:
             return JSONResponse({"error": {"message": f"unknown field {refused.pop()}"}}, status_code=400)
         if failure := self.failing_calls.get(len(self.bodies)):
             return failure
+        if not body.get("stream"):
+            return JSONResponse(self._completion(body))
         return StreamingResponse(self._stream(body, len(self.bodies)), media_type="text/event-stream")
 
     async def _stream(self, body: dict[str, Any], call: int) -> AsyncIterator[bytes]:
@@ -114,6 +118,20 @@ class FakeServer:
         if self.reports_usage and body.get("stream_options", {}).get("include_usage"):
             yield event([], usage=self._usage(body, length))
         yield b"data: [DONE]\n\n"
+
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        num_answers = body.get("n", 1)
+        is_search = self.searches_beams and body.get("use_beam_search")
+        length = body["max_tokens"] if body.get("ignore_eos") else min(len(self.words), body["max_tokens"])
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": f"{self.words[0]} {index if is_search else ''}"},
+                "finish_reason": "length",
+            }
+            for index in range(num_answers)
+        ]
+        return {"id": "1", "choices": choices, "usage": self._usage(body, length * num_answers)}
 
     def _usage(self, body: dict[str, Any], length: int) -> dict[str, Any]:
         messages = [(message["role"], message["content"]) for message in body["messages"]]

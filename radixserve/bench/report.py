@@ -16,7 +16,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of a workload showed. Times in milliseconds where the name says so.
 
     A failed request counts in num_failed alone. num_not_sent: later turns of a session whose earlier turn failed.
-    Token counts are None where the server did not report them for every request.
+    tpot_p50_ms: time per output token after an answer's first one, the median over answers. Token counts are None where
+    the server did not report them for every request; of answers that come whole, TTFT and times between tokens are.
     """
 
     num_requests: int
@@ -28,6 +29,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_ms: float | None
     itl_p50_ms: float | None
     itl_p95_ms: float | None
+    tpot_p50_ms: float | None
+    latency_p50_ms: float | None
     output_tokens: int
     output_tokens_per_second: float
     prompt_tokens: int | None
@@ -103,6 +106,12 @@ def compute_figures(records: Sequence[RequestRecord], num_requests: int, wall_se
     completed = [record for record in records if record.error is None]
     ttft = [record.ttft * 1e3 for record in completed if record.ttft is not None]
     gaps = [gap * 1e3 for record in completed for gap in record.gaps]
+    # Of an answer's tokens and not its chunks, as a server may put several tokens in a chunk.
+    tpot = [
+        sum(record.gaps) * 1e3 / (record.output_tokens - 1)
+        for record in completed
+        if record.gaps and record.output_tokens > 1
+    ]
     output_tokens = sum(record.output_tokens for record in completed)
     prompt_tokens = _sum_if_all(completed, lambda record: record.prompt_tokens)
     cached_tokens = _sum_if_all(completed, lambda record: record.cached_tokens)
@@ -117,6 +126,8 @@ def compute_figures(records: Sequence[RequestRecord], num_requests: int, wall_se
         ttft_p95_ms=percentile(ttft, 95) if ttft else None,
         itl_p50_ms=percentile(gaps, 50) if gaps else None,
         itl_p95_ms=percentile(gaps, 95) if gaps else None,
+        tpot_p50_ms=percentile(tpot, 50) if tpot else None,
+        latency_p50_ms=percentile([record.latency * 1e3 for record in completed], 50) if completed else None,
         output_tokens=output_tokens,
         output_tokens_per_second=output_tokens / wall_seconds,
         prompt_tokens=prompt_tokens,
@@ -153,13 +164,18 @@ def make_repeat(records: Sequence[RequestRecord], num_requests: int, wall_second
 _SPREAD = {"median": 50, "p10": 10, "p90": 90}
 
 
-def summarize(repeats: Sequence[Repeat]) -> dict[str, dict[str, float]]:
-    """Return median, p10 and p90 over the repeats of each figure that all of them know."""
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, p10 and p90 of at least one value."""
+    return {label: percentile(values, percent) for label, percent in _SPREAD.items()}
+
+
+def summarize(runs: Sequence[Figures]) -> dict[str, dict[str, float]]:
+    """Return median, p10 and p90 over the runs of each figure that all of them know."""
     summary = {}
     for name in Figures.__struct_fields__:
-        values = [getattr(repeat.figures, name) for repeat in repeats]
-        if None not in values:
-            summary[name] = {label: percentile(values, percent) for label, percent in _SPREAD.items()}
+        values = [getattr(figures, name) for figures in runs]
+        if values and None not in values:
+            summary[name] = spread(values)
     return summary
 
 
@@ -168,6 +184,8 @@ _ROWS = (
     ("TTFT p95", "ttft_p95_ms", "ms"),
     ("inter-token latency p50", "itl_p50_ms", "ms"),
     ("inter-token latency p95", "itl_p95_ms", "ms"),
+    ("time per output token p50", "tpot_p50_ms", "ms"),
+    ("whole answer p50", "latency_p50_ms", "ms"),
     ("output tokens/s", "output_tokens_per_second", ""),
     ("output tokens", "output_tokens", ""),
     ("prompt tokens", "prompt_tokens", ""),

@@ -11,16 +11,19 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from radixserve.bench.beams import beam_fields, check_beam_search, measure_beams
 from radixserve.bench.client import RequestRecord, measure, stream_chat
 from radixserve.bench.message import Message, as_json
 from radixserve.bench.report import Environment, Repeat, Report, make_repeat, summarize
 from radixserve.bench.server import Server
 from radixserve.bench.text import approximate_text, exact_text
-from radixserve.bench.workloads import Turn, Workload, build_sessions
+from radixserve.bench.workloads import Session, Workload, build_sessions
 from radixserve.errors import ServerCallFailed
 from radixserve.version import __version__
 
 _WARM_UP_TOKENS = 8
+# Ends the request that brings a history in, as a chat template wants a user's message last.
+_HISTORY_END = Message("user", "Go on.")
 # Statuses by which a server says that it does not take a field.
 _REFUSALS = (400, 422)
 # Ways to fix the length of an answer: that of radixserve, vLLM and llama.cpp, that of transformers serve, and none.
@@ -38,15 +41,15 @@ class Abilities(msgspec.Struct, frozen=True):
     takes_stream_options: bool
     has_tokenize: bool = False
 
-    def fields(self, output_tokens: int) -> dict[str, Any]:
-        """Return the fields that ask for output_tokens tokens, and for the usage."""
+    def fields(self, output_tokens: int, *, is_streamed: bool) -> dict[str, Any]:
+        """Return the fields that ask for output_tokens tokens, and for the usage, which only a stream must be asked."""
         fields: dict[str, Any] = {"max_tokens": output_tokens}
         if self.length_field == "ignore_eos":
             fields["ignore_eos"] = True
         elif self.length_field == "generation_config":
             lengths = {"min_new_tokens": output_tokens, "max_new_tokens": output_tokens}
             fields["generation_config"] = msgspec.json.encode(lengths).decode()
-        if self.takes_stream_options:
+        if is_streamed and self.takes_stream_options:
             fields["stream_options"] = {"include_usage": True}
         return fields
 
@@ -62,9 +65,10 @@ class Abilities(msgspec.Struct, frozen=True):
             notes.append("The server reports no usage in streams: output tokens are counted as chunks with text.")
         elif not all(record.cached_tokens is not None for record in completed):
             notes.append("The server does not report cached tokens.")
-        num_short = sum(record.output_tokens < workload.output_tokens for record in completed)
+        length = workload.tokens_per_request
+        num_short = sum(record.output_tokens < length for record in completed)
         if num_short:
-            notes.append(f"{num_short} of {len(completed)} answers are shorter than {workload.output_tokens} tokens.")
+            notes.append(f"{num_short} of {len(completed)} answers are shorter than {length} tokens.")
         return notes
 
 
@@ -94,13 +98,15 @@ class Progress(Protocol):
 async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Report:
     """Run the plan and report on it.
 
-    Raises ServerCallFailed if the server cannot be reached or refuses even the warm-up; later failures are counted.
+    Raises ServerCallFailed if the server cannot be reached or refuses even the warm-up or a history, NoBeamSearch if
+    the workload is one of beam searches and it has none; later failures are counted.
     """
     workload = plan.workload
     model = plan.model or await server.first_model()
     environment = describe_environment()
     abilities = await find_abilities(server, model)
-    session_runner = _SessionRunner(server, model, abilities, progress)
+    session_runner = _SessionRunner(server, model, abilities, workload.beam_width, progress)
+    await session_runner.check()
 
     async def write_text(key: str, num_tokens: int) -> str:
         if not abilities.has_tokenize:
@@ -109,10 +115,11 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
 
     keys = [f"{plan.seed}/{0 if plan.same_prompts else repeat}" for repeat in range(plan.num_repeats)]
     plans = [await build_sessions(workload, key, write_text) for key in keys]
-    progress.reset(plan.num_repeats * workload.num_requests * workload.output_tokens)
+    progress.reset(plan.num_repeats * workload.num_requests * workload.tokens_per_request)
     repeats: list[Repeat] = []
     all_records: list[RequestRecord] = []
     for sessions in plans:
+        await session_runner.bring_in_histories(sessions)
         started = time.perf_counter()
         records = await session_runner.run_all(sessions, workload.concurrency)
         repeats.append(make_repeat(records, workload.num_requests, time.perf_counter() - started))
@@ -128,7 +135,7 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
         environment=environment,
         server_version=await _version_of(server),
         notes=abilities.notes(all_records, workload) + [f"Failed: {failure}" for failure in failures[:3]],
-        summary=summarize(repeats),
+        summary=summarize([repeat.figures for repeat in repeats]),
         repeats=repeats,
     )
 
@@ -136,43 +143,67 @@ async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Repor
 class _SessionRunner:
     """Runs sessions against one server."""
 
-    def __init__(self, server: Server, model: str, abilities: Abilities, progress: Progress) -> None:
+    def __init__(self, server: Server, model: str, abilities: Abilities, beam_width: int, progress: Progress) -> None:
         self._server = server
         self._model = model
         self._abilities = abilities
+        self._beam_width = beam_width
         self._progress = progress
 
-    async def run_all(self, sessions: list[list[Turn]], concurrency: int) -> list[RequestRecord]:
+    async def check(self) -> None:
+        """Raise NoBeamSearch if the answers are to be beam searches, and the server has none."""
+        if self._beam_width > 1:
+            await check_beam_search(self._server, self._body([_HISTORY_END], _WARM_UP_TOKENS))
+
+    async def bring_in_histories(self, sessions: list[Session]) -> None:
+        """Let the server compute the sessions' histories, one after another, each for an answer of one token."""
+        for session in sessions:
+            if session.history:
+                body = request_body(self._model, [*session.history, _HISTORY_END], self._abilities, 1)
+                async for _ in stream_chat(self._server, body):
+                    pass
+
+    async def run_all(self, sessions: list[Session], concurrency: int) -> list[RequestRecord]:
         """Run all sessions, at most concurrency at once, started in order; return their records in order."""
         slots = asyncio.Semaphore(concurrency)
 
-        async def run_in_slot(index: int, turns: list[Turn]) -> list[RequestRecord]:
+        async def run_in_slot(index: int, session: Session) -> list[RequestRecord]:
             async with slots:
-                return await self._run(index, turns)
+                return await self._run(index, session)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run_in_slot(index, turns)) for index, turns in enumerate(sessions)]
+            tasks = [group.create_task(run_in_slot(index, session)) for index, session in enumerate(sessions)]
         return [record for task in tasks for record in task.result()]
 
-    async def _run(self, index: int, turns: list[Turn]) -> list[RequestRecord]:
+    async def _run(self, index: int, session: Session) -> list[RequestRecord]:
         """Run turns one after another, each with the whole history; a failure ends the session."""
-        history: list[Message] = []
+        history = [*session.history]
         records = []
-        for number, turn in enumerate(turns):
+        for number, turn in enumerate(session.turns):
             history += turn.messages
             record = RequestRecord(index, number)
             records.append(record)
-            body = request_body(self._model, history, self._abilities, turn.output_tokens)
-            await measure(self._server, body, record, self._progress.update)
+            body = self._body(history, turn.output_tokens)
+            run_request = measure if self._beam_width == 1 else measure_beams
+            await run_request(self._server, body, record, self._progress.update)
             if record.error is not None:
                 break
             history.append(Message("assistant", record.text))
         return records
 
+    def _body(self, messages: list[Message], output_tokens: int) -> dict[str, Any]:
+        if self._beam_width == 1:
+            return request_body(self._model, messages, self._abilities, output_tokens)
+        body = request_body(self._model, messages, self._abilities, output_tokens, is_streamed=False)
+        return {**body, **beam_fields(self._beam_width)}
 
-def request_body(model: str, messages: list[Message], abilities: Abilities, output_tokens: int) -> dict[str, Any]:
+
+def request_body(
+    model: str, messages: list[Message], abilities: Abilities, output_tokens: int, *, is_streamed: bool = True
+) -> dict[str, Any]:
     """Return the body of a greedy request."""
-    return {"model": model, "messages": as_json(messages), "temperature": 0.0, **abilities.fields(output_tokens)}
+    fields = abilities.fields(output_tokens, is_streamed=is_streamed)
+    return {"model": model, "messages": as_json(messages), "temperature": 0.0, **fields}
 
 
 async def find_abilities(server: Server, model: str) -> Abilities:

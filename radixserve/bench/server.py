@@ -70,12 +70,15 @@ class Server:
         nobody reads on.
         """
         decoder = EventDecoder()
+        request = _json_body(body)
+        # llama.cpp's server ends a stream by closing its connection, without a word of it in the head of the response:
+        # the next request on that connection would be lost.
+        request["headers"] |= {"Connection": "close"}
         try:
-            async with self._http.stream("POST", self.root + path, **_json_body(body)) as response:
+            async with self._http.stream("POST", self.root + path, **request) as response:
                 if response.is_error:
                     await response.aread()
                     raise _status_error(response)
-                # Read on after [DONE]: a response that is left unread costs its connection.
                 async for chunk in response.aiter_bytes():
                     if events := _without_end(decoder.feed(chunk)):
                         yield events

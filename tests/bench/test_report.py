@@ -35,6 +35,14 @@ def test_latencies_are_pooled_over_requests_and_given_in_milliseconds() -> None:
     assert figures.output_tokens_per_second == pytest.approx(4.0)
 
 
+def test_time_per_output_token_is_of_tokens_and_not_of_chunks() -> None:
+    one_chunk_a_token = record(gaps=[0.01, 0.01, 0.01])
+    four_tokens_in_two_chunks = record(gaps=[0.06])
+    one_token = record(gaps=[], output_tokens=1)
+    figures = compute_figures([one_chunk_a_token, four_tokens_in_two_chunks, one_token], 3, 1.0)
+    assert figures.tpot_p50_ms == pytest.approx((10 + 20) / 2)
+
+
 def test_computed_tokens_are_prompt_less_cached() -> None:
     figures = compute_figures([record(cached_tokens=0), record(prompt_tokens=20, cached_tokens=8)], 2, 1.0)
     assert (figures.prompt_tokens, figures.cached_tokens, figures.computed_tokens) == (30, 8, 22)
@@ -57,7 +65,7 @@ def test_a_failed_request_is_counted_and_in_no_other_figure() -> None:
 
 def test_the_summary_is_the_median_over_repeats_of_what_all_of_them_know() -> None:
     repeats = [make_repeat([record(ttft=ttft)], 1, wall) for ttft, wall in ((0.1, 1.0), (0.2, 3.0), (0.6, 2.0))]
-    summary = summarize(repeats)
+    summary = summarize([repeat.figures for repeat in repeats])
     assert summary["ttft_p50_ms"]["median"] == pytest.approx(200)
     assert summary["wall_seconds"] == pytest.approx({"median": 2.0, "p10": 1.2, "p90": 2.8})
     assert "itl_p50_ms" not in summary

@@ -12,8 +12,8 @@ from radixserve.bench.client import RequestRecord, measure
 from radixserve.bench.report import Report
 from radixserve.bench.serve import Plan, run_benchmark
 from radixserve.bench.server import Server
-from radixserve.bench.workloads import AGENTS, BURST, SINGLE, Workload
-from radixserve.errors import ConfigError, ServerCallFailed
+from radixserve.bench.workloads import AGENTS, BEAM, BURST, SINGLE, TURNS, Workload
+from radixserve.errors import ConfigError, NoBeamSearch, ServerCallFailed
 from tests.fake_server import FakeServer, num_tokens_of, serving
 
 SMALL_AGENTS = Workload(
@@ -118,6 +118,64 @@ def test_agents_and_burst_send_what_their_names_say(fake: FakeServer) -> None:
     fake.bodies.clear()
     assert run(fake, AGENTS).repeats[0].figures.output_tokens == 8 * 6 * 32
     assert {num_tokens_of(body["messages"][0]["content"]) for body in fake.bodies[NUM_WARM_UP:]} == {1000}
+
+
+def test_histories_are_brought_in_before_the_clock_and_are_in_no_figure(fake: FakeServer) -> None:
+    report = run(fake, TURNS)
+    histories, measured = fake.bodies[NUM_WARM_UP : NUM_WARM_UP + 2], fake.bodies[NUM_WARM_UP + 2 :]
+    assert [body["max_tokens"] for body in histories] == [1, 1]
+    assert len(measured) == len(report.repeats[0].requests) == 2 * 8
+    assert {body["max_tokens"] for body in measured} == {100}
+    for body in measured:
+        assert body["messages"][:2] in [history["messages"][:2] for history in histories]
+    figures = report.repeats[0].figures
+    assert figures.output_tokens == 2 * 8 * 100
+    # All but the last message of each request, which the request before it or its history has left in the cache.
+    last_messages = sum(num_tokens_of(body["messages"][-1]["content"]) + 5 for body in measured)
+    later = [body for body in measured if len(body["messages"]) > 3]
+    last_answers = sum(num_tokens_of(body["messages"][-2]["content"]) + 5 for body in later)
+    assert figures.computed_tokens == last_messages + last_answers
+
+
+def test_a_history_that_is_refused_is_an_error_of_the_whole_run(fake: FakeServer) -> None:
+    fake.failing_calls = {NUM_WARM_UP + 2: JSONResponse({"error": {"message": "too long"}}, status_code=400)}
+    with pytest.raises(ServerCallFailed, match="too long"):
+        run(fake, TURNS)
+
+
+def test_a_beam_search_asks_for_all_its_hypotheses_and_counts_their_tokens(fake: FakeServer) -> None:
+    progress = CountingProgress()
+    report = run(fake, BEAM, progress)
+    for body in fake.bodies[NUM_WARM_UP + 1 :]:
+        assert (body["use_beam_search"], body["n"], body["max_tokens"]) == (True, 4, 48)
+        assert (body["temperature"], body["ignore_eos"]) == (0.0, True)
+        assert not body.keys() & {"stream", "stream_options"}
+    figures = report.repeats[0].figures
+    assert (figures.num_completed, figures.output_tokens) == (8, 8 * 4 * 48)
+    assert (figures.ttft_p50_ms, figures.itl_p50_ms, figures.tpot_p50_ms) == (None, None, None)
+    assert figures.latency_p50_ms
+    assert report.notes == []
+    assert progress.total == progress.seen == 8 * 4 * 48
+
+
+def test_a_failed_beam_search_is_counted(fake: FakeServer) -> None:
+    fake.failing_calls = {NUM_WARM_UP + 1 + 3: JSONResponse({"error": {"message": "no room"}}, status_code=503)}
+    report = run(fake, BEAM)
+    assert (report.num_failed, report.repeats[0].figures.num_completed) == (1, 7)
+    assert any("no room" in note for note in report.notes)
+
+
+def test_a_server_that_ignores_the_field_of_beam_search_is_not_measured_by_it(fake: FakeServer) -> None:
+    fake.searches_beams = False
+    with pytest.raises(NoBeamSearch, match="one greedy answer"):
+        run(fake, BEAM)
+    assert len(fake.bodies) == NUM_WARM_UP + 1
+
+
+def test_a_server_that_refuses_beam_search_is_not_measured_by_it(fake: FakeServer) -> None:
+    fake.refused = {"use_beam_search"}
+    with pytest.raises(NoBeamSearch, match="unknown field use_beam_search"):
+        run(fake, BEAM)
 
 
 def test_repeats_have_prompts_of_their_own_unless_asked_for_the_same(fake: FakeServer) -> None:
@@ -257,6 +315,12 @@ def test_an_unreachable_server_is_named() -> None:
     fake.url = url
     with pytest.raises(ServerCallFailed, match=r"cannot reach http://127\.0\.0\.1.*is the server running"):
         run(fake, SINGLE)
+
+
+def test_a_stream_has_a_connection_of_its_own_as_some_servers_close_it_without_a_word(fake: FakeServer) -> None:
+    run(fake, SMALL_AGENTS)
+    streamed = fake.headers[-SMALL_AGENTS.num_requests :]
+    assert {headers["connection"] for headers in streamed} == {"close"}
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://[::1"])
