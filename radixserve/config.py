@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: Annotated[
         AttentionBackendName, _described("kernels of attention; auto is triton on a GPU; cpp on a CPU, else torch")
     ] = "auto"
+    threads: Annotated[int | None, _described("CPU threads that compute; left out: one for each core")] = None
     max_model_len: Annotated[int | None, _described("most tokens of prompt and answer together")] = None
     block_size: Annotated[int, _described("tokens in a K/V block")] = 16
     kv_cache_memory: Annotated[int | None, _described("bytes for K/V blocks, such as 2GiB")] = None
@@ -71,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         for name, low, high in (
+            ("threads", 1, 1024),
             ("max_model_len", 2, None),
             ("block_size", 1, 256),
             ("kv_cache_memory", 1, None),

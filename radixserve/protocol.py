@@ -227,7 +227,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     weights_dtype, kv_cache_dtype: what weights and K/V blocks are stored in; dtype: what the rest is computed in.
     max_model_len: tokens a sequence may have, prompt and answer together, after any lowering to what the pool holds.
     vocab_size: token ids that the model takes are 0 to vocab_size - 1.
-    attention_backend: torch, cpp or triton, the kernels of attention.
+    attention_backend: torch, cpp or triton, the kernels of attention. num_threads: of the CPU that compute.
     notices: what start-up changed or chose on its own, a sentence each.
     """
 
@@ -238,6 +238,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     kv_cache_dtype: str
     device: str
     attention_backend: str
+    num_threads: int
     max_model_len: int
     vocab_size: int
     block_size: int

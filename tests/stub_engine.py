@@ -57,6 +57,7 @@ def stub_engine(
             kv_cache_dtype="float32",
             device="cpu",
             attention_backend="torch",
+            num_threads=1,
             max_model_len=max_model_len,
             vocab_size=tokenizer.vocab_size,
             block_size=settings.block_size,

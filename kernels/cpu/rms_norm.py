@@ -42,7 +42,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             "num_heads, row_size] and weight its shape without T, contiguous"
         )
     num_heads = 1 if x.dim() == 2 else x.shape[1]
-    normalized = torch.empty(x.shape, dtype=torch.float32)
+    normalized = torch.empty_like(x, memory_format=torch.contiguous_format)
     norm = _Norm(
         x.data_ptr(),
         x.stride(0),
@@ -77,7 +77,8 @@ def add_rms_norm(
             f"x is {list(x.shape)}, weight {weight.dtype} {list(weight.shape)}; x must be [T, row_size] and weight "
             "[row_size], contiguous"
         )
-    total, normalized = torch.empty(x.shape, dtype=torch.float32), torch.empty(x.shape, dtype=torch.float32)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    normalized = torch.empty_like(total)
     norm = _Norm(
         x.data_ptr(),
         x.stride(0),

@@ -19,7 +19,7 @@ Group = Literal["model", "cache", "scheduling", "server"]
 
 # The positional MODEL is the one field that is no flag.
 GROUPS: dict[Group, tuple[str, ...]] = {
-    "model": ("device", "dtype", "attention_backend", "max_model_len", "chat_template", "seed"),
+    "model": ("device", "dtype", "attention_backend", "threads", "max_model_len", "chat_template", "seed"),
     "cache": (
         "kv_cache_memory",
         "num_kv_blocks",

@@ -136,6 +136,7 @@ def _print_table(config: EngineConfig, ready: EngineReady, listener: socket.sock
             "weights",
             f"{ready.weights_dtype}, loaded in {ready.load_seconds:.1f} s; computed in {ready.dtype} on {ready.device}",
         ),
+        ("threads", str(ready.num_threads)),
         ("attention", ready.attention_backend),
         ("context", f"{ready.max_model_len:,} tokens"),
         ("K/V cache", f"{blocks} = {num_tokens:,} tokens, {size:.2f} GiB in {ready.kv_cache_dtype}"),

@@ -33,10 +33,11 @@ from radixserve.protocol import (
     StepOutput,
 )
 
-# A thread of OpenMP that waits spins by default; beside a busy API process a step then takes two to three times as long
-# (benchmarks/profile_step.py beside a busy loop, 2 cores, 8 rows of 1,024 tokens: 578 ms against 292 ms with waits that
-# sleep). Alone the two differ by less than this machine's noise.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# A thread of OpenMP that waits spins for milliseconds by default, and where the API process wants its core a step can
+# take ten times as long. One that sleeps at once has to be woken 150 times a step, which takes 7 of 17 ms. A thousand
+# turns, about 25 microseconds, span what lies between two parallel regions of a step, and then it sleeps (GNU's OpenMP;
+# others take the policy alone). docs/BENCHMARKS.md, "Threads", has the measurements.
+THREAD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 _SECRETS = {"RADIXSERVE_API_KEY"}
 _RECEIVE_SIZE = 1 << 18
 # How long an engine may take to end by itself, after the step in progress, before it is killed.
@@ -94,6 +95,8 @@ class ProcessClient:
             # this process does.
             command = [sys.executable, "-P", "-m", "radixserve.engine.process", str(theirs.fileno())]
             environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+            if not THREAD_ENVIRONMENT.keys() & environment.keys():
+                environment |= THREAD_ENVIRONMENT
             search_path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
             # A Ctrl-C reaches the whole group; the process is to hold it back until it can say that it ignores it.
             held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -102,7 +105,7 @@ class ProcessClient:
                     command,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=_ENVIRONMENT | environment | {"PYTHONPATH": search_path},
+                    env=environment | {"PYTHONPATH": search_path},
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held_back)

@@ -268,6 +268,8 @@ class EngineCore:
         self._requests.pop(request.request_id, None)
         for sequence in request.sequences:
             self._detokenizers.pop(sequence, None)
+        # They refer to each other. Apart, both are freed here and now, with all tokens, and not by a collection.
+        request.sequences.clear()
 
 
 def _untold_prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:

@@ -31,6 +31,10 @@ from radixserve.protocol import (
 )
 
 _RECEIVE_SIZE = 1 << 18
+# Objects that can be part of a cycle, made and not freed since the last collection: beyond the first number a pause is
+# used to collect, beyond the second a step has to wait for it. A request leaves some 20, most of them in the cache.
+_NEW_OBJECTS_IN_A_PAUSE = 10_000
+_NEW_OBJECTS_AT_MOST = 200_000
 
 _log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(ClientMessage)
@@ -101,8 +105,9 @@ def run(connection: Connection) -> None:
         connection.exchange(wait=True)
         return
     connection.send(started.ready)
-    # What is alive now stays alive: later collections need not look at it.
+    # What is alive now stays alive: later collections need not look at it. They come between steps from now on.
     gc.freeze()
+    gc.disable()
     _serve(connection, started.core, rest)
 
 
@@ -112,7 +117,18 @@ def _serve(connection: Connection, core: EngineCore, bodies: list[bytes]) -> Non
             _handle(connection, core, _decoder.decode(body))
         if core.has_work:
             connection.send(core.step())
+        collect_garbage(is_idle=not core.has_work)
         bodies = connection.exchange(wait=not core.has_work)
+
+
+def collect_garbage(*, is_idle: bool) -> None:
+    """Collect garbage if there may be much of it; sooner if nobody waits for the engine.
+
+    Takes some 1.5 ms for each 10,000 objects that are alive. Requests leave no cycles, so there is little to find:
+    what errors leave, mostly.
+    """
+    if gc.get_count()[0] > (_NEW_OBJECTS_IN_A_PAUSE if is_idle else _NEW_OBJECTS_AT_MOST):
+        gc.collect()
 
 
 def _handle(connection: Connection, core: EngineCore, message: ClientMessage) -> None:

@@ -78,6 +78,7 @@ def start_engine(
         kv_cache_dtype=started.kv_cache_dtype,
         device=started.device,
         attention_backend=started.attention_backend,
+        num_threads=started.num_threads,
         max_model_len=started.max_model_len,
         vocab_size=started.vocab_size,
         block_size=config.block_size,

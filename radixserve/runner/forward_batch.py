@@ -18,19 +18,23 @@ def build_forward_batch(batch: ScheduledBatch, block_size: int, device: torch.de
     num_computed = np.array([row.num_computed_tokens for row in rows])
     context_lengths = num_computed + query_lengths
     ends = query_lengths.cumsum()
-    token_ids = np.concatenate([np.asarray(row.token_ids) for row in rows]).astype(np.int64)  # [T]
-    positions = np.arange(ends[-1]) + np.repeat(context_lengths - ends, query_lengths)  # [T]
+    token_ids = np.concatenate([np.frombuffer(row.token_ids, np.int32) for row in rows]).astype(np.int64)  # [T]
+    num_blocks = (-(-context_lengths // block_size)).tolist()
+    block_tables = np.zeros((len(rows), max(num_blocks)), dtype=np.int64)
+    for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
+        block_tables[index, :count] = np.frombuffer(row.block_table, np.int32, count)
 
-    num_blocks = -(-context_lengths // block_size)
-    block_tables = np.zeros((len(rows), num_blocks.max()), dtype=np.int64)
-    is_block = np.arange(block_tables.shape[1]) < num_blocks[:, None]
-    tables = [np.asarray(row.block_table)[:count] for row, count in zip(rows, num_blocks, strict=True)]
-    block_tables[is_block] = np.concatenate(tables)
-    row_of_token = np.repeat(np.arange(len(rows)), query_lengths)
-    slot_mapping = block_tables[row_of_token, positions // block_size] * block_size + positions % block_size
+    row_of_token = np.arange(len(rows))
+    positions = num_computed
+    if len(token_ids) > len(rows):
+        row_of_token = np.repeat(row_of_token, query_lengths)
+        positions = np.arange(len(token_ids)) + np.repeat(context_lengths - ends, query_lengths)  # [T]
+    blocks, offsets = np.divmod(positions, block_size)
+    slot_mapping = block_tables[row_of_token, blocks] * block_size + offsets
 
     def to_device(values: "np.typing.NDArray[np.int64]") -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
+        tensor = torch.from_numpy(values)
+        return tensor if device.type == "cpu" else tensor.to(device)
 
     return ForwardBatch(
         token_ids=to_device(token_ids),

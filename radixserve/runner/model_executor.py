@@ -20,17 +20,30 @@ class ModelExecutor:
     Numbers are judged by the logits of each row's last token, also while its prompt is still being computed. That
     token attends to the whole context in every layer, so a NaN anywhere in the row's K/V shows there, in the step in
     which it arose and before the scheduler commits the blocks. It costs one row of the output projection a chunk.
+
+    num_threads: of the CPU that compute; None leaves it to torch.
     """
 
-    def __init__(self, decoder: Decoder, kv_layers: list[KVLayer], attention: AttentionBackend) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_layers: list[KVLayer],
+        attention: AttentionBackend,
+        *,
+        num_threads: int | None = None,
+    ) -> None:
         self._decoder = decoder
         self._kv_layers = kv_layers
         self._attention = attention
         self._block_size = kv_layers[0].key.shape[2]
         self._device = kv_layers[0].key.device
+        self._num_threads = num_threads
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """See Executor.execute. A row whose logits are not finite gets token 0 and no logprobs in all its slots."""
+        # Each thread of Python has a number of its own, and the one that loaded the model may be another than this.
+        if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
         with torch.inference_mode():
             if batch.copies:
                 self._copy_blocks(batch.copies)

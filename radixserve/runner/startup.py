@@ -34,8 +34,8 @@ class StartedExecutor:
 
     weights_dtype, dtype, kv_cache_dtype: names of the weights', the activations' and the K/V blocks'.
     max_model_len, num_blocks, max_num_batched_tokens: the settings, or what start-up chose in their place.
-    device: cpu or cuda. attention_backend: torch, cpp or triton. eos_token_ids: any of them ends an answer. notices:
-    what start-up lowered or did without, a sentence each.
+    device: cpu or cuda. attention_backend: torch, cpp or triton. num_threads: of the CPU that compute. eos_token_ids:
+    any of them ends an answer. notices: what start-up lowered or did without, a sentence each.
     """
 
     executor: Executor
@@ -45,6 +45,7 @@ class StartedExecutor:
     kv_cache_dtype: str
     device: str
     attention_backend: str
+    num_threads: int
     max_model_len: int
     max_num_batched_tokens: int
     vocab_size: int
@@ -61,6 +62,8 @@ def start_executor(config: EngineConfig, *, show_progress: bool) -> StartedExecu
     they are not needed to know; ModelLoadError for a model that cannot be read.
     """
     device = choose_device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     precision, notices = choose_precision(config, device)
     try:
         return _start(config, device, precision, notices, show_progress=show_progress)
@@ -106,13 +109,14 @@ def _start(
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"the {device.type} ran out of memory for the model: {error}") from error
     return StartedExecutor(
-        executor=ModelExecutor(decoder, kv_layers, attention.backend),
+        executor=ModelExecutor(decoder, kv_layers, attention.backend, num_threads=config.threads),
         architecture=model.architecture,
         weights_dtype=name_of(precision.weights),
         dtype=name_of(precision.activations),
         kv_cache_dtype=name_of(precision.kv_cache),
         device=device.type,
         attention_backend=attention.name,
+        num_threads=torch.get_num_threads(),
         max_model_len=max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type],
         vocab_size=model.vocab_size,

@@ -23,6 +23,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "device": ("cuda", "cuda"),
     "dtype": ("float32", "float32"),
     "attention_backend": ("torch", "torch"),
+    "threads": ("3", 3),
     "max_model_len": ("512", 512),
     "block_size": ("32", 32),
     "kv_cache_memory": ("2GiB", 2 * 2**30),

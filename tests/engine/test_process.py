@@ -13,7 +13,7 @@ import pytest
 from radixserve.config import EngineConfig
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.async_engine import MAX_DEATHS, AsyncEngine
-from radixserve.engine.client import ProcessClient
+from radixserve.engine.client import THREAD_ENVIRONMENT, ProcessClient
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable, RequestFailed
 from radixserve.grammar import Grammar
@@ -143,19 +143,22 @@ async def test_the_engine_process_knows_no_api_keys(config: EngineConfig, monkey
     await client.stop()
 
 
-async def test_idle_threads_of_the_engine_sleep_unless_told_otherwise(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}])
+async def test_waiting_threads_of_the_engine_spin_briefly_unless_told_otherwise(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        if given is None:
-            monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        else:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        client = ProcessClient(config)
-        await client.start()
-        variables = Path(f"/proc/{client.pid}/environ").read_text().split("\0")
-        assert f"OMP_WAIT_POLICY={expected}" in variables
-        await client.stop()
+    for name in THREAD_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    client = ProcessClient(config)
+    await client.start()
+    variables = dict(
+        entry.split("=", 1) for entry in Path(f"/proc/{client.pid}/environ").read_text().split("\0") if entry
+    )
+    told = {name: value for name, value in variables.items() if name in THREAD_ENVIRONMENT}
+    assert told == (given or THREAD_ENVIRONMENT)
+    await client.stop()
 
 
 async def test_the_engine_process_ends_with_its_socket(config: EngineConfig) -> None:

@@ -1,6 +1,7 @@
 import dataclasses
 import re
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_settings_are_kept_where_they_are_given(tiny_model: Path) -> None:
     assert (started.max_model_len, started.max_num_batched_tokens) == (100, 33)
     assert started.bytes_per_block == 2 * 3 * 2 * 8 * 16 * 2
     assert started.notices == ()
+
+
+def test_a_number_of_threads_holds_in_whichever_thread_steps(tiny_model: Path) -> None:
+    seen = []
+
+    def step(started: StartedExecutor) -> None:
+        torch.set_num_threads(1)
+        started.executor.execute(ScheduledBatch(rows=[sampled_row([1, 5, 9], array("i", [3]))]))
+        seen.append(torch.get_num_threads())
+
+    with ThreadPoolExecutor(1) as pool:  # whose thread keeps to itself what it sets
+        started = pool.submit(start, tiny_model, threads=3).result()
+        assert started.num_threads == 3
+        pool.submit(step, started).result()
+        pool.submit(step, pool.submit(start, tiny_model).result()).result()
+    assert seen == [3, 1]
 
 
 def test_memory_is_turned_into_blocks(tiny_model: Path) -> None:
