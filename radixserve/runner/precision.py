@@ -13,7 +13,7 @@ def choose_precision(config: EngineConfig, device: torch.device) -> tuple[Precis
     """Return what is asked for, and what a user should know of it; auto is the fastest that is safe on the device.
 
     On a CPU that is float16 for what is read from memory, and float32 for what is computed of it. It is float32 alone
-    where torch has no such projections, and under Triton's interpreter, which is there to look at numbers.
+    where there are no such projections, and under Triton's interpreter, which is there to look at numbers.
     """
     if config.dtype != "auto":
         return Precision.uniform(_DTYPES[config.dtype]), []
@@ -23,7 +23,7 @@ def choose_precision(config: EngineConfig, device: torch.device) -> tuple[Precis
     if config.attention_backend == "triton":
         return FLOAT32, []
     if not has_float16_linear():
-        notice = "weights and K/V are float32, as torch has no projections in float16 (fbgemm) on this CPU."
+        notice = "weights and K/V are float32, as neither the C++ kernels nor fbgemm project in float16 here."
         return FLOAT32, [notice]
     return Precision(weights=torch.float16, activations=torch.float32, kv_cache=torch.float16), []
 

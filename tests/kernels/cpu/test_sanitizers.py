@@ -17,7 +17,7 @@ FLAGS = (
 )
 TESTS = (
     *("test_paged_attention.py", "test_shared_prefix.py", "test_write_kv.py", "test_decoder_ops.py"),
-    "test_linear.py",
+    *("test_linear.py", "test_decoder_layers.py"),
 )
 
 
