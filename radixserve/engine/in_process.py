@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from radixserve.config import EngineConfig
@@ -31,7 +32,13 @@ class InProcessClient:
         self._has_news = asyncio.Event()
 
     async def start(self) -> EngineReady:
-        self._engine = await asyncio.to_thread(self._start_engine)
+        # A thread of its own, so that it ends and OpenMP's threads with it: beside those of the thread that steps they
+        # would be more than there are cores, and each would be put to sleep and woken in every parallel region.
+        loader = ThreadPoolExecutor(max_workers=1)
+        try:
+            self._engine = await asyncio.get_running_loop().run_in_executor(loader, self._start_engine)
+        finally:
+            loader.shutdown(wait=False)
         return self._engine.ready
 
     def add(self, request: AddRequest) -> None:

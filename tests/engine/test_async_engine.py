@@ -1,7 +1,8 @@
 """Streams of an AsyncEngine: what a reader gets, and what is left when it goes away."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -12,6 +13,7 @@ from radixserve.engine import async_engine
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.engine.in_process import InProcessClient
+from radixserve.engine.start import StartedEngine
 from radixserve.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -89,6 +91,21 @@ async def test_callers_that_come_together_share_one_load(tokenizer) -> None:
     assert [result.answers[0].text for result in await asyncio.gather(*others)] == ["AAAA"] * 3
     assert num_loads == 1
     await engine.close()
+
+
+async def test_the_thread_that_loads_an_engine_in_this_process_ends(tokenizer) -> None:
+    loaders: list[threading.Thread] = []
+
+    def make_client(start: Callable[[], StartedEngine]) -> InProcessClient:
+        def start_here() -> StartedEngine:
+            loaders.append(threading.current_thread())
+            return start()
+
+        return InProcessClient(start_here)
+
+    async with running(stub_engine(tokenizer, always(65), make_client=make_client)):
+        assert loaders[0] is not threading.current_thread()
+        await until(lambda: not loaders[0].is_alive())
 
 
 async def test_closing_ends_a_load(tokenizer) -> None:
