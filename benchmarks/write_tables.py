@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -142,7 +143,7 @@ def _versions(comparisons: Sequence[Comparison]) -> str:
     for name in server_names(comparisons):
         results = [comparison.servers[name] for comparison in comparisons if name in comparison.servers]
         models = _each(Path(result.model).name for result in results if result.model is not None)
-        versions = _each(msgspec.json.encode(result.version).decode() for result in results if result.version)
+        versions = _each(_version_text(result.version) for result in results)
         if models:
             lines.append(f"- {name}: {models}{f', version {versions}' if versions else ''}")
     return "\n".join(lines)
@@ -151,6 +152,13 @@ def _versions(comparisons: Sequence[Comparison]) -> str:
 def _spread_of_ratio(result: ServerResult) -> str:
     ratio = result.ratios.get("wall_seconds")
     return f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})" if ratio else ""
+
+
+def _version_text(version: Any) -> str:
+    """Return what a server answered to /version, in words; servers wrap it in {"version": ...} as a rule."""
+    if isinstance(version, dict) and isinstance(version.get("version"), str):
+        return str(version["version"])
+    return msgspec.json.encode(version).decode() if version else ""
 
 
 def conditions(comparisons: Sequence[Comparison]) -> str:
