@@ -1,6 +1,7 @@
 """Memory for weights, which are written once and read at every step."""
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -34,8 +35,10 @@ class WeightMemory:
 
 def _map(size: int) -> torch.Tensor:
     """Map size bytes, a multiple of huge pages that begins with one."""
-    memory = mmap.mmap(-1, size + _HUGE_PAGE)
+    # Private: of shared memory, which is the default, huge pages are a setting of its own, and usually off.
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # of a kernel that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return whole[-whole.data_ptr() % _HUGE_PAGE :][:size]

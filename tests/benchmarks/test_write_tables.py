@@ -118,7 +118,7 @@ def test_the_long_tables_tell_notes_models_and_versions() -> None:
     comparisons = [comparison_of("single", servers), comparison_of("burst", servers)]
     told = long_tables(comparisons)
     assert "- *single*, other: 2 of 2 answers are shorter" in told
-    assert told.count('- other: demo, version 9.9') == 1
+    assert told.count("- other: demo, version 9.9") == 1
     assert "shorter" not in short_table(comparisons)
 
 
