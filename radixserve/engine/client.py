@@ -34,9 +34,9 @@ from radixserve.protocol import (
 )
 
 # A thread of OpenMP that waits spins for milliseconds by default, and where the API process wants its core a step can
-# take ten times as long. One that sleeps at once has to be woken 150 times a step, which takes 7 of 17 ms. A thousand
-# turns, about 25 microseconds, span what lies between two parallel regions of a step, and then it sleeps (GNU's OpenMP;
-# others take the policy alone). docs/BENCHMARKS.md, "Threads", has the measurements.
+# take ten times as long. One that sleeps at once has to be woken at many of some 300 barriers of a step, which takes 4
+# of 11 ms. A thousand turns, about 25 microseconds, span what most waits take, and then it sleeps (GNU's OpenMP; others
+# take the policy alone). docs/BENCHMARKS.md, "Threads", has the measurements.
 THREAD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 _SECRETS = {"RADIXSERVE_API_KEY"}
 _RECEIVE_SIZE = 1 << 18
