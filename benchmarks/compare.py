@@ -150,7 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"compare: {error}") from None
 
 
+def exit_when_told() -> None:
+    """Let signals end the program by an exception, so that stopped servers go on and the one it started ends."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 if __name__ == "__main__":
-    # So that a terminated run, too, lets stopped servers go on and ends the one that it started.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_told()
     main()

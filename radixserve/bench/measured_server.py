@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from radixserve.bench.server import server_root
 from radixserve.errors import ConfigError
 
 
@@ -26,13 +27,15 @@ class MeasuredServer(msgspec.Struct, frozen=True):
 def parse_server(text: str) -> MeasuredServer:
     """Return the server of NAME=URL[,PID][,MODEL].
 
-    Raises ConfigError if it is written otherwise, or if the process is not there, not ours, or above this one.
+    Raises ConfigError if it is written otherwise, if the URL is no server's, or if the process is not there, not ours,
+    or above this one.
     """
     name, _, rest = text.partition("=")
     url, *more = rest.split(",")
     pid = int(more.pop(0)) if more and more[0].isdecimal() else None
     if not name or not url or len(more) > 1:
         raise ConfigError(f"a server is {text!r}; it must be NAME=URL, NAME=URL,PID or NAME=URL,PID,MODEL")
+    server_root(url)
     if pid is not None:
         processes = descendants(pid)
         if not processes:

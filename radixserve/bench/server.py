@@ -19,6 +19,18 @@ _MAX_ERROR_LENGTH = 300
 _Json = Any
 
 
+def server_root(base_url: str) -> httpx.URL:
+    """Return what a server's paths begin with. Raises ConfigError if base_url is no server's."""
+    root = base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        url = httpx.URL(root)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the base URL is {base_url!r}: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the base URL is {base_url!r}; it must be like http://localhost:8000/v1")
+    return url
+
+
 class Server:
     """The server behind base_url, which may end with /v1 or leave it out.
 
@@ -27,13 +39,8 @@ class Server:
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self.root = base_url.rstrip("/").removesuffix("/v1").rstrip("/")
-        try:
-            url = httpx.URL(self.root)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"--base-url is {base_url!r}: {error}") from None
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"--base-url is {base_url!r}; it must be like http://localhost:8000/v1")
+        url = server_root(base_url)
+        self.root = str(url)
         # Not compressed, so that an event costs the client no more than its bytes.
         headers = {"Accept-Encoding": "identity"}
         if api_key is not None:

@@ -118,6 +118,12 @@ def test_a_server_written_otherwise_is_a_config_error(text: str) -> None:
         parse_server(text)
 
 
+@pytest.mark.parametrize("url", ["nowhere", "127.0.0.1:1", "ftp://h"])
+def test_a_url_of_no_server_is_a_config_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be like http"):
+        parse_server(f"a={url}")
+
+
 def test_a_process_that_is_not_there_is_a_config_error() -> None:
     with idle_processes(1) as (pid,):
         pass

@@ -325,5 +325,5 @@ def test_a_stream_has_a_connection_of_its_own_as_some_servers_close_it_without_a
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://[::1"])
 def test_a_base_url_that_is_none_is_a_config_error(url: str) -> None:
-    with pytest.raises(ConfigError, match="--base-url"):
+    with pytest.raises(ConfigError, match="the base URL"):
         Server(url)

@@ -1,12 +1,13 @@
 """The command behind `make bench`, against servers on loopback."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.compare import main
+from benchmarks.compare import exit_when_told, main
 from radixserve.bench import comparison
 from tests.fake_server import FakeServer, serving
 
@@ -59,6 +60,18 @@ def test_an_interrupted_comparison_leaves_the_rounds_that_were_run(
     with pytest.raises(KeyboardInterrupt):
         main(["--workload", "single", "--results", str(tmp_path), f"one={fake.url}"])
     assert documents_of(tmp_path)["single"]["num_rounds"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_a_comparison_lets_it_clean_up(number: signal.Signals) -> None:
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        exit_when_told()
+        with pytest.raises(SystemExit):
+            signal.raise_signal(number)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench"], "BENCHMARK"),
         (["bench", "serve"], "--workload"),
         (["bench", "serve", "--workload", "single", "--repeat", "0"], "below 1"),
-        (["bench", "serve", "--workload", "single", "--base-url", "localhost"], "--base-url is 'localhost'"),
+        (["bench", "serve", "--workload", "single", "--base-url", "localhost"], "the base URL is 'localhost'"),
         (["bench", "serve", "--workload", "single", "--json", "/nonexistent/x.json"], "/nonexistent/x.json"),
         (["chat", "--model", "m"], "--base-url"),
         (["chat", "--api-key", "k"], "--base-url"),
