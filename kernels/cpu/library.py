@@ -50,6 +50,15 @@ def library() -> ctypes.CDLL:
     return load(path)
 
 
+def obstacle() -> str | None:
+    """Return why the C++ kernels cannot run here, a sentence without its full stop; None if they can."""
+    try:
+        library()
+    except CpuKernelsUnavailableError as error:
+        return str(error)
+    return None
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Load the library at path. Raises CpuKernelsUnavailableError."""
     try:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
+from radixserve.kernels.cpu import library
 from radixserve.kernels.cpu.linear import PackedProjection, linear, pack_projection
 from radixserve.kernels.cpu.weight_memory import WeightMemory
 from radixserve.model.precision import Precision
@@ -88,15 +88,7 @@ class Float16Linear:
 
 def has_float16_linear() -> bool:
     """Return whether there are projections with float16 weights here, ours or fbgemm's; both need x86 with AVX2."""
-    return _has_cpp_kernels() or "fbgemm" in torch.backends.quantized.supported_engines
-
-
-def _has_cpp_kernels() -> bool:
-    try:
-        library()
-    except CpuKernelsUnavailableError:
-        return False
-    return True
+    return library.obstacle() is None or "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def choose_linear(precision: Precision, device: torch.device) -> LinearMaker:
@@ -106,7 +98,7 @@ def choose_linear(precision: Precision, device: torch.device) -> LinearMaker:
     """
     is_float32_on_cpu = device.type == "cpu" and precision.activations == torch.float32
     if is_float32_on_cpu and precision.weights == torch.float16:
-        return partial(CppLinear, memory=WeightMemory()) if _has_cpp_kernels() else Float16Linear
+        return partial(CppLinear, memory=WeightMemory()) if library.obstacle() is None else Float16Linear
     if precision.weights != precision.activations:
         raise ValueError(f"on {device.type} no projection takes {precision.weights} to {precision.activations}")
     return OneDnnLinear if is_float32_on_cpu and torch._C._has_mkldnn else DenseLinear

@@ -10,8 +10,8 @@ from radixserve.attention.paged_cpp import PagedCppBackend
 from radixserve.attention.paged_sdpa import PagedSdpaBackend
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
+from radixserve.kernels.cpu import library
 from radixserve.kernels.cpu.kv_cache import HEAD_DIM_MULTIPLE
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
 from radixserve.model.config import ModelConfig
 from radixserve.model.cpp_ops import CPP_OPS
 from radixserve.model.ops import TORCH_OPS, DecoderOps
@@ -70,11 +70,7 @@ def _obstacle_to_cpp(model: ModelConfig, *, dtype: torch.dtype, device: torch.de
         return f"the C++ kernels compute in float32, and --dtype is {str(dtype).removeprefix('torch.')}"
     if model.head_dim % HEAD_DIM_MULTIPLE:
         return f"the head size is {model.head_dim}, and the C++ kernels take multiples of {HEAD_DIM_MULTIPLE}"
-    try:
-        library()
-    except CpuKernelsUnavailableError as error:
-        return str(error)
-    return None
+    return library.obstacle()
 
 
 def _triton_attention(

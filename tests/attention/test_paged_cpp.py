@@ -4,17 +4,9 @@ import torch
 from radixserve.attention.backend import KVLayer
 from radixserve.attention.paged_cpp import PagedCppBackend
 from radixserve.attention.paged_sdpa import PagedSdpaBackend
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
 from tests.attention.test_paged_sdpa import STEPS, make_batch, random_layer, random_rotation
 
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    # Whether they should be there is for the tests of the kernels themselves.
-    try:
-        library()
-    except CpuKernelsUnavailableError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("cpp_kernels")
 
 
 @pytest.mark.parametrize("step", STEPS)

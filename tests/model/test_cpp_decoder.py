@@ -2,14 +2,12 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from radixserve.attention.paged_cpp import PagedCppBackend
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
 from radixserve.model.cpp_decoder import CppDecoder
 from radixserve.model.cpp_ops import CPP_OPS
 from radixserve.model.decoder import Decoder
@@ -18,6 +16,8 @@ from radixserve.model.ops import TORCH_OPS, DecoderOps
 from radixserve.model.precision import FLOAT32, Precision
 from tests.model.paged_sequences import BLOCK_SIZE, PagedSequences
 from tests.tiny_models import save_tiny_model
+
+pytestmark = pytest.mark.usefixtures("cpp_kernels")
 
 MIXED = Precision(weights=torch.float16, activations=torch.float32, kv_cache=torch.float16)
 MODELS = {
@@ -29,22 +29,6 @@ MODELS = {
 }
 # Tokens of each row in a step: prompts, chunks on cached context, decodes, and a mix.
 STEPS = ({0: 300, 1: 5}, {1: 18, 0: 1, 2: 40}, {0: 1, 1: 1, 2: 1}, {3: 2, 0: 16, 1: 1}, {2: 1})
-
-
-@pytest.fixture(autouse=True)
-def _kernels() -> None:
-    try:
-        library()
-    except CpuKernelsUnavailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def keeps_threads() -> Iterator[None]:
-    """Give torch its number of threads back after a test that changes it."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def load(directory: Path, ops: DecoderOps, precision: Precision = MIXED) -> Decoder:

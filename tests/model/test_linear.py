@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError, library
+from radixserve.kernels.cpu import library
 from radixserve.kernels.cpu.weight_memory import WeightMemory
 from radixserve.model.linear import (
     CppLinear,
@@ -22,17 +22,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MIXED = Precision(weights=torch.float16, activations=torch.float32, kv_cache=torch.float16)
 
 
-def has_cpp_kernels() -> bool:
-    try:
-        library()
-    except CpuKernelsUnavailableError:
-        return False
-    return True
-
-
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 NEEDS_FBGEMM = pytest.mark.skipif(not HAS_FBGEMM, reason="torch has no float16 projections on this CPU")
-NEEDS_CPP = pytest.mark.skipif(not has_cpp_kernels(), reason="the C++ kernels are not built")
+NEEDS_CPP = pytest.mark.skipif(library.obstacle() is not None, reason="the C++ kernels are not built")
 CPP_LINEAR = partial(CppLinear, memory=WeightMemory())
 FLOAT16 = [
     pytest.param(CPP_LINEAR, id="cpp", marks=NEEDS_CPP),
@@ -96,10 +88,7 @@ def test_float16_weights_get_the_kernels_that_are_built() -> None:
 
 
 def test_float16_weights_get_torchs_kernels_where_ours_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise CpuKernelsUnavailableError("they are not built")
-
-    monkeypatch.setattr("radixserve.model.linear.library", fail)
+    monkeypatch.setattr(library, "obstacle", lambda: "they are not built")
     assert choose_linear(MIXED, CPU) is Float16Linear
     assert has_float16_linear() == HAS_FBGEMM
 

@@ -6,7 +6,7 @@ import torch
 
 from radixserve.config import EngineConfig
 from radixserve.errors import ConfigError
-from radixserve.kernels.cpu.library import CpuKernelsUnavailableError
+from radixserve.kernels.cpu import library
 from radixserve.model.config import ModelConfig
 from radixserve.model.loader import read_model_config
 from radixserve.runner.attention import choose_attention
@@ -27,15 +27,12 @@ def choose(model: ModelConfig, asked: str, device: torch.device, dtype: torch.dt
 @pytest.fixture
 def has_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the C++ kernels be there, on a machine without a compiler too: nothing here runs them."""
-    monkeypatch.setattr("radixserve.runner.attention.library", lambda: None)
+    monkeypatch.setattr(library, "obstacle", lambda: None)
 
 
 @pytest.fixture
 def has_no_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise CpuKernelsUnavailableError("they are not built")
-
-    monkeypatch.setattr("radixserve.runner.attention.library", fail)
+    monkeypatch.setattr(library, "obstacle", lambda: "they are not built")
 
 
 @pytest.mark.usefixtures("has_cpp")
