@@ -25,7 +25,8 @@ class ForwardBatch:
     token_ids, positions: [T] int64, rows one after another.
     slot_mapping: [T] int64, block_id * block_size + offset of each token.
     query_lengths, context_lengths: [R]; a row's context includes its query, so context >= query >= 1.
-    block_tables: [R, max_blocks] int64, padded with 0.
+    block_tables: [R, max_blocks] int64, padded with 0, on the host as the lengths are: plans are made of them, and a
+    backend brings to its device what its kernels read.
     logits_indices: [S] int64, the tokens whose logits are wanted.
     """
 

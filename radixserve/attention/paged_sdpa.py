@@ -61,6 +61,7 @@ class PagedSdpaBackend:
 
     def prepare(self, batch: ForwardBatch) -> PagedSdpaMetadata:
         """Return the indices and masks of a step, shared by all layers."""
+        tables = batch.block_tables.to(batch.slot_mapping.device)
         buckets: dict[int, list[int]] = {}
         prefills = []
         starts = []
@@ -73,12 +74,12 @@ class PagedSdpaBackend:
                 # One bucket a power of two, so that padding never doubles what is read.
                 buckets.setdefault((self._num_blocks(context_length) - 1).bit_length(), []).append(row)
             else:
-                prefills.append(self._prefill_row(batch, row, start, query_length, context_length))
+                prefills.append(self._prefill_row(tables[row : row + 1], start, query_length, context_length))
             start += query_length
         return PagedSdpaMetadata(
             block_ids=batch.slot_mapping // self.block_size,
             offsets=batch.slot_mapping % self.block_size,
-            decodes=[self._decode_bucket(batch, rows, starts) for rows in buckets.values()],
+            decodes=[self._decode_bucket(batch, tables, rows, starts) for rows in buckets.values()],
             prefills=prefills,
         )
 
@@ -116,12 +117,14 @@ class PagedSdpaBackend:
     def _num_blocks(self, context_length: int) -> int:
         return -(-context_length // self.block_size)
 
-    def _decode_bucket(self, batch: ForwardBatch, rows: list[int], starts: list[int]) -> DecodeBucket:
-        device = batch.block_tables.device
+    def _decode_bucket(
+        self, batch: ForwardBatch, tables: torch.Tensor, rows: list[int], starts: list[int]
+    ) -> DecodeBucket:
+        device = tables.device
         contexts = torch.tensor([batch.context_lengths[row] for row in rows], device=device)
         widths = [self._num_blocks(batch.context_lengths[row]) for row in rows]
         columns = torch.arange(max(widths), device=device)
-        tables = batch.block_tables[torch.tensor(rows, device=device), : max(widths)]
+        tables = tables[torch.tensor(rows, device=device), : max(widths)]
         # A shorter row is padded with its own first block: another row's could hold NaN, which no mask stops.
         tables = torch.where(columns < torch.tensor(widths, device=device).unsqueeze(1), tables, tables[:, :1])
         slots = torch.arange(max(widths) * self.block_size, device=device)
@@ -133,17 +136,15 @@ class PagedSdpaBackend:
             mask=(slots < contexts.unsqueeze(1))[:, None, None, :],
         )
 
-    def _prefill_row(
-        self, batch: ForwardBatch, row: int, start: int, query_length: int, context_length: int
-    ) -> PrefillRow:
+    def _prefill_row(self, table: torch.Tensor, start: int, query_length: int, context_length: int) -> PrefillRow:
         mask = None
         if query_length < context_length:
             # Aligned at the bottom right: the last query sees the whole context. SDPA's is_causal aligns at the top.
-            mask = torch.ones(query_length, context_length, dtype=torch.bool, device=batch.block_tables.device)
+            mask = torch.ones(query_length, context_length, dtype=torch.bool, device=table.device)
             mask = mask.tril(context_length - query_length)
         return PrefillRow(
             tokens=slice(start, start + query_length),
-            gather=self._gather_index(batch.block_tables[row : row + 1, : self._num_blocks(context_length)]),
+            gather=self._gather_index(table[:, : self._num_blocks(context_length)]),
             context_length=context_length,
             mask=mask,
         )

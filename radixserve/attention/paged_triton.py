@@ -31,8 +31,8 @@ class PagedTritonBackend:
     """Implements AttentionBackend with the Triton kernels, on a GPU or under TRITON_INTERPRET=1.
 
     Slots that a row's context does not reach are never read. Splits that rows of one token share are read once for as
-    many of them as fit a tile. Raises ConfigError for a model or a dtype that the
-    kernels do not take, so that no step ever meets one.
+    many of them as fit a tile. Raises ConfigError for a model or a dtype that the kernels do not take, so that no step
+    ever meets one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PagedTritonBackend:
         decodes, prefills = np.flatnonzero(query_lengths == 1), np.flatnonzero(query_lengths > 1)
         return PagedTritonMetadata(
             slot_mapping=batch.slot_mapping,
-            block_tables=batch.block_tables,
+            block_tables=batch.block_tables.to(batch.slot_mapping.device),
             decode=self._plan_decode(batch, decodes, starts[decodes], context_lengths[decodes])
             if len(decodes)
             else None,
@@ -70,7 +70,7 @@ class PagedTritonBackend:
                 query_lengths[prefills],
                 context_lengths[prefills],
                 tokens_per_tile=self._tokens_per_tile,
-                device=batch.block_tables.device,
+                device=batch.slot_mapping.device,
             )
             if len(prefills)
             else None,
@@ -85,9 +85,8 @@ class PagedTritonBackend:
     ) -> DecodePlan:
         runs: list[SharedRun] = []
         if np.count_nonzero(context_lengths > self._split_tokens) > 1:
-            # They come from the host, and nothing of the step runs yet that this would wait for.
             runs = find_decode_runs(
-                batch.block_tables.cpu().numpy()[rows],
+                batch.block_tables.numpy()[rows],
                 context_lengths,
                 block_size=self._block_size,
                 split_tokens=self._split_tokens,
@@ -98,7 +97,7 @@ class PagedTritonBackend:
             tokens,
             context_lengths,
             split_tokens=self._split_tokens,
-            device=batch.block_tables.device,
+            device=batch.slot_mapping.device,
             runs=runs,
             group_size=self._group_size,
         )

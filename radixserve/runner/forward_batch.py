@@ -42,6 +42,6 @@ def build_forward_batch(batch: ScheduledBatch, block_size: int, device: torch.de
         slot_mapping=to_device(slot_mapping),
         query_lengths=query_lengths.tolist(),
         context_lengths=context_lengths.tolist(),
-        block_tables=to_device(block_tables),
+        block_tables=torch.from_numpy(block_tables),
         logits_indices=to_device(ends - 1),
     )
