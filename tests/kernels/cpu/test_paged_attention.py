@@ -28,7 +28,7 @@ def shapes() -> list[Any]:
     return parameters
 
 
-def plan_rows(rows: PagedRows) -> AttentionPlan:
+def plan_rows(rows: PagedRows, block_size: int | None = None) -> AttentionPlan:
     return plan_attention(
         rows.query_lengths,
         rows.context_lengths,
@@ -36,16 +36,35 @@ def plan_rows(rows: PagedRows) -> AttentionPlan:
         num_heads=rows.query.shape[1],
         num_kv_heads=rows.shape.num_kv_heads,
         head_dim=rows.shape.head_dim,
+        block_size=block_size,
     )
 
 
-def attend(rows: PagedRows, lanes: Literal[0, 8] = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    rows: PagedRows, *, block_size: int | None = None, lanes: Literal[0, 8] = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     log_sums = torch.full(rows.query.shape[:2], torch.nan)
     caches = (rows.key_cache, rows.value_cache)
     output = paged_attention(
-        rows.query.float(), *caches, plan_rows(rows), scale=rows.shape.scale, log_sums=log_sums, lanes=lanes
+        rows.query.float(),
+        *caches,
+        plan_rows(rows, block_size),
+        scale=rows.shape.scale,
+        log_sums=log_sums,
+        lanes=lanes,
     )
     return output, log_sums
+
+
+def assert_threads_change_no_bit(rows: PagedRows, block_size: int | None = None) -> None:
+    """Compare one thread with several; a test that calls it keeps_threads."""
+    results = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        results.append(attend(rows, block_size=block_size))
+    for output, log_sums in results[1:]:
+        assert torch.equal(output, results[0][0])
+        assert torch.equal(log_sums, results[0][1])
 
 
 def only(rows: PagedRows, row: int) -> PagedRows:
@@ -105,13 +124,7 @@ def test_a_row_gets_the_same_bits_whatever_shares_its_step(dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     rows = make_rows(Shape(3, 80, dtype, block_size=4), [*MIXED, *PREFILLS, *DECODES])
-    results = []
-    for num_threads in (1, 2, 3):
-        torch.set_num_threads(num_threads)
-        results.append(attend(rows))
-    for output, log_sums in results[1:]:
-        assert torch.equal(output, results[0][0])
-        assert torch.equal(log_sums, results[0][1])
+    assert_threads_change_no_bit(rows)
 
 
 def test_a_nan_reaches_every_query_that_sees_it_and_no_other_row() -> None:

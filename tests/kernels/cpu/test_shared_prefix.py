@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from radixserve.kernels.cpu.attention_tasks import cut_into_tasks, cut_into_tiles, find_runs_of_tiles
-from radixserve.kernels.cpu.paged_attention import AttentionPlan, paged_attention, plan_attention
-from tests.kernels.cpu.test_paged_attention import attend, only, shapes
+from tests.kernels.cpu.test_paged_attention import assert_threads_change_no_bit, attend, only, plan_rows, shapes
 from tests.kernels.interpreted.paged_rows import PagedRows, Shape
 from tests.kernels.shared_rows import Sharing, make_shared_rows
 
@@ -49,38 +48,13 @@ STEPS: dict[str, Step] = {
 }
 
 
-def plan_shared(rows: PagedRows) -> AttentionPlan:
-    return plan_attention(
-        rows.query_lengths,
-        rows.context_lengths,
-        rows.block_tables,
-        num_heads=rows.query.shape[1],
-        num_kv_heads=rows.shape.num_kv_heads,
-        head_dim=rows.shape.head_dim,
-        block_size=rows.shape.block_size,
-    )
-
-
 def attend_shared(rows: PagedRows) -> tuple[torch.Tensor, torch.Tensor]:
-    log_sums = torch.full(rows.query.shape[:2], torch.nan)
-    caches = (rows.key_cache, rows.value_cache)
-    plan = plan_shared(rows)
-    output = paged_attention(rows.query.float(), *caches, plan, scale=rows.shape.scale, log_sums=log_sums)
-    return output, log_sums
+    return attend(rows, block_size=rows.shape.block_size)
 
 
 def keys_read(rows: PagedRows, *, block_size: int | None) -> int:
     """Return how many keys all tasks of a plan read."""
-    plan = plan_attention(
-        rows.query_lengths,
-        rows.context_lengths,
-        rows.block_tables,
-        num_heads=rows.query.shape[1],
-        num_kv_heads=rows.shape.num_kv_heads,
-        head_dim=rows.shape.head_dim,
-        block_size=block_size,
-    )
-    return plan.num_keys_read
+    return plan_rows(rows, block_size).num_keys_read
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -138,13 +112,7 @@ def test_a_row_gets_the_same_bits_alone_as_under_a_shared_run(step: str) -> None
 @pytest.mark.usefixtures("keeps_threads")
 def test_the_number_of_threads_changes_no_bit_of_shared_runs() -> None:
     rows = make_shared_rows(Shape(3, 64, torch.float16), *STEPS["decodes beside prompts, short and long"])
-    results = []
-    for num_threads in (1, 2, 3):
-        torch.set_num_threads(num_threads)
-        results.append(attend_shared(rows))
-    for output, log_sums in results[1:]:
-        assert torch.equal(output, results[0][0])
-        assert torch.equal(log_sums, results[0][1])
+    assert_threads_change_no_bit(rows, rows.shape.block_size)
 
 
 def test_a_nan_of_one_rows_own_stays_there_and_a_shared_one_reaches_all_that_share_it() -> None:
