@@ -238,8 +238,10 @@ class EngineStep:
     """An engine whose requests all generate, num_rows of them, until num_steps steps were run."""
 
     def __init__(self, num_rows: int, context: int, num_steps: int) -> None:
+        self._num_rows = num_rows
         num_prompt_tokens = context - num_steps // 2
-        max_model_len = context + num_steps
+        # The first rows generate while the prompts of the last ones are computed, some rows' in a step.
+        max_model_len = context + num_steps + 8 * num_rows
         settings = EngineConfig(
             num_kv_blocks=num_rows * (-(-max_model_len // BLOCK_SIZE) + 1), max_model_len=max_model_len
         )
@@ -266,7 +268,9 @@ class EngineStep:
             pass
 
     def run(self) -> None:
-        encode_frame(self._core.step())
+        output = self._core.step()
+        encode_frame(output)
+        assert len(output.deltas) == self._num_rows, "a request has ended, so this step is of fewer rows"
 
 
 def timed(run: Callable[[], None]) -> float:

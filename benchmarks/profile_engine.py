@@ -136,7 +136,7 @@ def run_step(core: EngineCore) -> StepOutput:
 def decode_steps(core: EngineCore, clocks: Clocks, arguments: argparse.Namespace) -> list[dict[str, float]]:
     """Return the parts of each step of rows that generate."""
     for index in range(arguments.rows):
-        core.add(request(index, prompt_of(arguments.context - arguments.steps // 2), arguments.steps + 10))
+        core.add(request(index, prompt_of(arguments.context - arguments.steps // 2), most_generated(arguments)))
     while len(run_step(core).deltas) < arguments.rows:
         pass
     for _ in range(NUM_WARM_UP_STEPS):
@@ -144,9 +144,15 @@ def decode_steps(core: EngineCore, clocks: Clocks, arguments: argparse.Namespace
     clocks.take()
     steps = []
     for _ in range(arguments.steps):
-        run_step(core)
+        output = run_step(core)
+        assert len(output.deltas) == arguments.rows, "a request has ended, so this step is of fewer rows"
         steps.append(clocks.take())
     return steps
+
+
+def most_generated(arguments: argparse.Namespace) -> int:
+    """Return so many tokens that no row ends: the first generate while the prompts of the last are computed."""
+    return NUM_WARM_UP_STEPS + int(arguments.steps) + 8 * int(arguments.rows)
 
 
 def append_steps(core: EngineCore, clocks: Clocks, arguments: argparse.Namespace) -> list[dict[str, float]]:
@@ -182,7 +188,7 @@ def main() -> None:
     torch.manual_seed(0)
     clocks = Clocks()
     clocks.wrap_engine()
-    most = arguments.context + max(arguments.tokens, arguments.steps) + 16
+    most = arguments.context + max(arguments.tokens, most_generated(arguments)) + 16
     settings = {"dtype": arguments.dtype, "threads": arguments.threads, "max_model_len": most}
     settings |= {"num_kv_blocks": (most // 16 + 2) * max(arguments.rows, 4), "eviction_policy": "lru"}
     core = start_engine(EngineConfig.from_settings(settings), show_progress=False).core
