@@ -34,6 +34,7 @@ from radixserve.bench.workloads import WORKLOADS, Workload
 from radixserve.errors import ConfigError
 
 READY_SECONDS = 300.0
+MAX_SETTLE_SECONDS = 3600.0
 
 
 @contextmanager
@@ -74,6 +75,13 @@ def result_name(comparison: Comparison) -> str:
     return f"{comparison.environment.date[:10]}-{comparison.machine}-{comparison.workload.name}.json"
 
 
+def _split(flags: str) -> list[str]:
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise ConfigError(f"--serve is {flags!r}: {error}") from None
+
+
 def _workloads(text: str) -> list[Workload]:
     try:
         return [WORKLOADS[name] for name in text.split()]
@@ -104,6 +112,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("name a server, or start one with --serve")
     if options.repeat < 1:
         parser.error("--repeat is below 1")
+    if not options.workload:
+        parser.error(f"--workload names none of {', '.join(WORKLOADS)}")
+    if not 0 <= options.settle <= MAX_SETTLE_SECONDS:
+        parser.error(f"--settle is {options.settle}; it must be 0 to {MAX_SETTLE_SECONDS:g} seconds")
     return options
 
 
@@ -143,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.serve is None:
             measure(options, servers, ())
         else:
-            flags = shlex.split(options.serve)
+            flags = _split(options.serve)
             with radixserve_running(flags) as started:
                 measure(options, [started, *servers], flags)
     except ConfigError as error:
