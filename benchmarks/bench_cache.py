@@ -30,7 +30,7 @@ from radixserve.bench.report import percentile
 from radixserve.bench.serve import describe_environment
 from radixserve.config import EvictionPolicy
 from radixserve.core.batch import SampledTokens
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
@@ -98,7 +98,7 @@ class RadixTreeRounds:
     """The product's own cache, by what the scheduler calls of it."""
 
     def __init__(self, num_blocks: int, eviction_policy: EvictionPolicy = "learned-reuse") -> None:
-        self.cache = KVCache(num_blocks, BLOCK_SIZE, eviction_policy=eviction_policy)
+        self.cache = KVCache(num_blocks, BLOCK_SIZE, CacheSettings(eviction_policy=eviction_policy))
 
     def __call__(self, token_ids: "array[int]") -> dict[str, float]:
         cache = self.cache

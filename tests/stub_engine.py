@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixserve.config import EngineConfig
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
 from radixserve.engine.client import EngineClient
@@ -44,9 +44,11 @@ def stub_engine(
         cache = cache_type(
             num_blocks,
             settings.block_size,
-            prefix_cache=not settings.no_prefix_cache,
-            public_prefixes=load_public_prefixes(settings, tokenizer),
-            eviction_policy=settings.eviction_policy,
+            CacheSettings(
+                prefix_cache=not settings.no_prefix_cache,
+                public_prefixes=load_public_prefixes(settings, tokenizer),
+                eviction_policy=settings.eviction_policy,
+            ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)
         ready = EngineReady(

@@ -1,4 +1,6 @@
-"""Where a sequence's blocks lie in the tree, and by which digests they are found there."""
+"""Where a sequence's blocks lie in the tree, by which digests they are found there, and their names outside of it."""
+
+import hashlib
 
 from radixserve.core.public_prefixes import CachePath, PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest
@@ -6,12 +8,20 @@ from radixserve.core.sequence import Sequence
 
 
 class BlockKeys:
-    """The path of each request, and the chained digests of each sequence's blocks, computed once and kept there."""
+    """The path of each request, and the chained digests and names of each sequence's blocks, computed once and kept.
 
-    def __init__(self, public_prefixes: PublicPrefixes, block_size: int, digest: BlockDigest) -> None:
+    A digest is fast, and finds a block whose tokens are then compared. A name goes where tokens do not, to a disk or
+    another process, so it is cryptographic: equal names are equal builds, namespaces and tokens, from the first one on.
+    build: what K/V depends on beside the tokens.
+    """
+
+    def __init__(
+        self, public_prefixes: PublicPrefixes, block_size: int, digest: BlockDigest, build: bytes = b""
+    ) -> None:
         self._public_prefixes = public_prefixes
         self._block_size = block_size
         self._digest = digest
+        self._build_name = _sha256(b"radixserve block names 1", build)
 
     def path_of(self, sequence: Sequence) -> CachePath:
         """Return the path of a sequence's blocks."""
@@ -26,10 +36,27 @@ class BlockKeys:
         """Return the chained digest of a sequence's block of that number, which must be full."""
         digests, path = sequence.digests, self.path_of(sequence)
         while len(digests) <= index:
-            start = len(digests) * self._block_size
-            block = sequence.token_ids[start : start + self._block_size].tobytes()
             parent = digests[-1] if digests else b""
             if len(digests) in (0, path.num_public_blocks):
                 parent = self._digest(parent, path.namespace_of(len(digests)))
-            digests.append(self._digest(parent, block))
+            digests.append(self._digest(parent, self._block(sequence, len(digests))))
         return digests[index]
+
+    def name_of(self, sequence: Sequence, index: int) -> bytes:
+        """Return the name, 32 bytes, of a sequence's block of that number, which must be full."""
+        names, path = sequence.names, self.path_of(sequence)
+        while len(names) <= index:
+            parent = names[-1] if names else self._build_name
+            if len(names) in (0, path.num_public_blocks):
+                parent = _sha256(parent, path.namespace_of(len(names)))
+            names.append(_sha256(parent, self._block(sequence, len(names))))
+        return names[index]
+
+    def _block(self, sequence: Sequence, index: int) -> bytes:
+        start = index * self._block_size
+        return sequence.token_ids[start : start + self._block_size].tobytes()
+
+
+def _sha256(parent: bytes, content: bytes) -> bytes:
+    """Return the name of what follows a parent. A namespace and a block are told apart by where they can follow."""
+    return hashlib.sha256(len(parent).to_bytes(4, "little") + parent + content).digest()

@@ -3,28 +3,31 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Tokens
 from typing import NamedTuple
 
 import numpy as np
 
-from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
 from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
+from radixserve.core.block_use import BlockUse
+from radixserve.core.cache_observer import CacheObserver, RemovalReason
+from radixserve.core.cache_settings import CacheSettings
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import tenant_of
 from radixserve.core.public_prefixes import PublicPrefixes
-from radixserve.core.radix_tree import BlockDigest, Match, Place, RadixTree, Removal, xxh3_digest
+from radixserve.core.radix_tree import Match, Place, RadixTree, Removal
 from radixserve.core.sequence import Sequence
 from radixserve.core.token_counts import TokenCounts
 from radixserve.core.tree_walk import CachedRun
 from radixserve.protocol import CacheStats, TenantStats
 
-__all__ = ["Answer", "CachedRun", "KVCache", "Match"]
+__all__ = ["Answer", "CacheSettings", "CachedRun", "KVCache", "Match"]
+
+_DEFAULTS = CacheSettings()
 
 
 class _Source(NamedTuple):
@@ -40,31 +43,23 @@ class KVCache:
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
     truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
-    digest finds blocks; it may collide, as token ids are compared before a block is shared.
-    public_prefixes: token ids, each of whole blocks. The blocks of the longest one that a prompt begins with are shared
-    by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
+    keys: the paths, digests and names of sequences' blocks. use: when blocks were used.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        prefix_cache: bool = True,
-        eviction_policy: EvictionPolicy = "learned-reuse",
-        public_prefixes: Iterable[Tokens[int]] = (),
-        digest: BlockDigest = xxh3_digest,
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, settings: CacheSettings = _DEFAULTS) -> None:
         self._block_size = block_size
-        self._prefix_cache = prefix_cache
-        self._keys = BlockKeys(PublicPrefixes(public_prefixes, block_size), block_size, digest)
-        self._tree = RadixTree(num_blocks, block_size, digest)
+        self._prefix_cache = settings.prefix_cache
+        public_prefixes = PublicPrefixes(settings.public_prefixes, block_size)
+        self.keys = BlockKeys(public_prefixes, block_size, settings.digest, settings.build)
+        self._tree = RadixTree(num_blocks, block_size, settings.digest)
         self._order: EvictionOrder
-        if eviction_policy == "learned-reuse":
-            self._order = LearnedReuse(num_blocks, self._tree, self._keys)
+        if settings.eviction_policy == "learned-reuse":
+            self._order = LearnedReuse(num_blocks, self._tree, self.keys)
         else:
             self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
+        self.use = BlockUse(num_blocks, settings.clock)
+        self._observers: list[CacheObserver] = [self._order, self.use]
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._counts = TokenCounts()
@@ -88,6 +83,10 @@ class KVCache:
     def num_available_blocks(self) -> int:
         """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_cached
+
+    def add_observer(self, observer: CacheObserver) -> None:
+        """Tell an observer what happens from now on."""
+        self._observers.append(observer)
 
     def match(self, sequence: Sequence, known: Match | None = None) -> Match:
         """Look up the longest cached prefix of a sequence, at most its num_reusable_tokens.
@@ -137,6 +136,7 @@ class KVCache:
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_committed_blocks = parent.num_committed_blocks
         child.digests = parent.digests[: parent.num_computed_tokens // self._block_size]
+        child.names = parent.names[: parent.num_computed_tokens // self._block_size]
         self._order.fork(parent, child)
         self._pool.share(child.block_table)
 
@@ -161,6 +161,8 @@ class KVCache:
         self._forget_copy(sequence)
         if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
             self._keep_tail(sequence)
+        for observer in self._observers:
+            observer.release(sequence)
         self._drop_behind(sequence, 0)
         sequence.num_computed_tokens = 0
         sequence.num_committed_blocks = 0
@@ -183,6 +185,7 @@ class KVCache:
         sequence.num_computed_tokens = num_tokens
         sequence.num_committed_blocks = min(sequence.num_committed_blocks, num_full)
         del sequence.digests[num_full:]
+        del sequence.names[num_full:]
 
     def next_digest(self, sequence: Sequence, num_blocks: int) -> bytes | None:
         """Return the chained digest of the block behind a sequence's first num_blocks, or None if it is not full.
@@ -191,11 +194,11 @@ class KVCache:
         """
         if not self._prefix_cache or (num_blocks + 1) * self._block_size > sequence.num_tokens:
             return None
-        return self._keys.digest_of(sequence, num_blocks)
+        return self.keys.digest_of(sequence, num_blocks)
 
     def namespace_of(self, sequence: Sequence, num_blocks: int) -> bytes:
         """Return the namespace of the block behind a sequence's first num_blocks."""
-        return self._keys.path_of(sequence).namespace_of(num_blocks)
+        return self.keys.path_of(sequence).namespace_of(num_blocks)
 
     def take_copies(self) -> list[BlockCopy]:
         """Return the copies queued since the last call. Their sources are held until end_step."""
@@ -231,7 +234,7 @@ class KVCache:
             if tenant is None or tenant_of(run.namespace) == tenant:
                 num_cached = self._pool.count_cached(run.block_ids)
                 if num_cached:
-                    self._remove(run.block_ids[-1], num_cached)
+                    self._remove(run.block_ids[-1], num_cached, RemovalReason.RESET)
                     num_dropped += num_cached
         return num_dropped, self._tree.num_blocks if tenant is None else self._tree.num_blocks_of(tenant)
 
@@ -263,7 +266,7 @@ class KVCache:
         """
         sequences = list(running)
         num_findable = _num_distinct(
-            self._findable(sequence)[self._keys.path_of(sequence).num_public_blocks :] for sequence in sequences
+            self._findable(sequence)[self.keys.path_of(sequence).num_public_blocks :] for sequence in sequences
         )
         counts = self._counts.of(tenant)
         return TenantStats(
@@ -283,7 +286,7 @@ class KVCache:
             return Match(array("i"), 0, None, self._tree.num_removals)
         token_ids = np.frombuffer(sequence.token_ids, np.int32, max_tokens)
         return self._tree.find(
-            self._keys.path_of(sequence), token_ids, lambda index: self._keys.digest_of(sequence, index), known
+            self.keys.path_of(sequence), token_ids, lambda index: self.keys.digest_of(sequence, index), known
         )
 
     def _attach(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
@@ -299,11 +302,12 @@ class KVCache:
         if not self._fits(num_new, held):
             return False
         if self._prefix_cache:
-            self._order.begin(sequence, match.block_ids)
+            for observer in self._observers:
+                observer.begin(sequence, match.block_ids)
         pool.share(match.block_ids)
         table = match.block_ids[:]
         if partial is not None and takes_over:
-            self._order.remove(tree.remove(partial), is_eviction=False)
+            self._tell_removed(tree.remove(partial), RemovalReason.COVERED)
             pool.share(array("i", [partial]))
             table.append(partial)
         elif partial is not None:
@@ -359,27 +363,32 @@ class KVCache:
         """Free a cached block, and up to max_blocks if more of its run go next."""
         block_id, num_blocks = self._order.first(max_blocks)
         namespace = self._tree.namespace_of(block_id)
-        num_tokens = len(self._remove(block_id, num_blocks, is_eviction=True).token_ids)
+        num_tokens = len(self._remove(block_id, num_blocks, RemovalReason.EVICTED).token_ids)
         self._counts.evict(namespace, num_tokens)
 
-    def _remove(self, block_id: int, num_blocks: int = 1, *, is_eviction: bool = False) -> Removal:
+    def _remove(self, block_id: int, num_blocks: int, reason: RemovalReason) -> Removal:
         removal = self._tree.remove(block_id, num_blocks)
-        self._order.remove(removal, is_eviction=is_eviction)
+        self._tell_removed(removal, reason)
         self._pool.free(removal.block_ids)
         return removal
+
+    def _tell_removed(self, removal: Removal, reason: RemovalReason) -> None:
+        for observer in self._observers:
+            observer.remove(removal, reason)
 
     def _commit_run(self, sequence: Sequence, num_full: int) -> bool:
         """Enter as many of a sequence's first num_full blocks as one node takes. False if that is none."""
         table, first = sequence.block_table, sequence.num_committed_blocks
-        num_public = self._keys.path_of(sequence).num_public_blocks
+        num_public = self.keys.path_of(sequence).num_public_blocks
         if first < num_public:
             num_full = min(num_full, num_public)
         token_ids = sequence.token_ids[first * self._block_size : num_full * self._block_size]
-        digest = self._keys.digest_of(sequence, first)
+        digest = self.keys.digest_of(sequence, first)
         place = self._place(sequence)
         found = self._tree.find_run(place, digest, token_ids)
         if found:
-            self._order.reuse(sequence, first, found)
+            for observer in self._observers:
+                observer.reuse(sequence, first, found)
             self._pool.share(found)
             for block_id in table[first : first + len(found)]:
                 self._drop(block_id)
@@ -395,7 +404,8 @@ class KVCache:
         if below is None:
             # An equal digest of other tokens: this block and those below it stay the sequence's own.
             return False
-        self._order.enter(sequence, first, table[first:end])
+        for observer in self._observers:
+            observer.enter(sequence, first, table[first:end])
         self._remove_shorter_tails(below, token_ids[: self._block_size])
         sequence.num_committed_blocks = end
         return True
@@ -411,14 +421,15 @@ class KVCache:
         is_own = self._pool.refcount(block_id) == 1 and block_id not in self._tree
         if is_own and not self._tree.covers(place, token_ids):
             place = self._tree.add_tail(place, token_ids, block_id)
-            self._order.enter_tail(sequence, block_id)
+            for observer in self._observers:
+                observer.enter_tail(sequence, block_id)
             self._remove_shorter_tails(place, token_ids)
 
     def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:
         """Free the tails that an entry of these tokens, just added behind a place, makes superfluous."""
         for block_id in self._tree.find_shorter_tails(place, token_ids):
             if self._pool.is_cached(block_id):
-                self._remove(block_id)
+                self._remove(block_id, 1, RemovalReason.COVERED)
 
     def _findable(self, sequence: Sequence) -> "array[int]":
         """Return the blocks of a sequence that are in the tree: those it has committed, and one it was truncated to."""
@@ -451,8 +462,8 @@ class KVCache:
 
     def _place(self, sequence: Sequence) -> Place:
         num_blocks = sequence.num_committed_blocks
-        digest = self._keys.digest_of(sequence, num_blocks - 1) if num_blocks else b""
-        return self._tree.place(self._keys.path_of(sequence), sequence.block_table, num_blocks, digest)
+        digest = self.keys.digest_of(sequence, num_blocks - 1) if num_blocks else b""
+        return self._tree.place(self.keys.path_of(sequence), sequence.block_table, num_blocks, digest)
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -80,9 +80,10 @@ class Request:
 class Sequence:
     """Token ids of prompt and answer, and the blocks that hold their K/V.
 
-    token_ids: int32. block_table, num_computed_tokens, num_committed_blocks and digests belong to the KVCache: K/V of
-    tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix tree.
-    digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    token_ids: int32. block_table, num_computed_tokens, num_committed_blocks, digests and names belong to the KVCache:
+    K/V of tokens before num_computed_tokens are in block_table, and the first num_committed_blocks are in the radix
+    tree. digests[i]: chained digest of blocks 0 to i, as far as it was needed; never more than the full blocks.
+    names[i]: the name of that block, likewise.
     use: what the order of eviction knows of the sequence, from its first block on, if it asks.
     num_steps_let_pass: steps that it has let pass for the sake of what others compute; 0 once it runs (in_flight.py).
     constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
@@ -98,6 +99,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_committed_blocks: int = 0
     digests: list[bytes] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
     use: Use | None = None
     num_steps_let_pass: int = 0
     constraint: TokenConstraint | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixserve.config import EngineConfig
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.core import EngineCore
@@ -52,9 +52,11 @@ def start_engine(
     cache = KVCache(
         started.num_blocks,
         config.block_size,
-        prefix_cache=not config.no_prefix_cache,
-        eviction_policy=config.eviction_policy,
-        public_prefixes=public_prefixes,
+        CacheSettings(
+            prefix_cache=not config.no_prefix_cache,
+            eviction_policy=config.eviction_policy,
+            public_prefixes=public_prefixes,
+        ),
     )
     core = EngineCore(
         started.executor,

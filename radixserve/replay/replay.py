@@ -6,7 +6,7 @@ from typing import get_args
 
 from radixserve.config import EvictionPolicy
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.sequence import Request, Sequence
 from radixserve.replay.trace import Trace
 from radixserve.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ def replay(trace: Trace, capacity_ids: int, policy: EvictionPolicy) -> list[int]
     block. Outputs do not enter the cache; how an answer ended is told to it when a request comes that came no earlier.
     capacity_ids must be at least trace.max_ids.
     """
-    cache = KVCache(capacity_ids, block_size=1, eviction_policy=policy)
+    cache = KVCache(capacity_ids, 1, CacheSettings(eviction_policy=policy))
     end = array("i") if trace.tokens_per_id == 1 else _NOT_IN_THE_TRACE
     num_hits = []
     unended: list[tuple[int, int, Sequence, Answer]] = []

@@ -8,9 +8,8 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixserve.config import EvictionPolicy
 from radixserve.core.batch import BlockCopy
-from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.kv_cache import CacheSettings, KVCache, Match
 from radixserve.core.namespace import is_public, public_namespace_of, tenant_of
 from radixserve.core.public_prefixes import CachePath
 from radixserve.core.sequence import Request, Sequence
@@ -54,12 +53,9 @@ class Driver:
         block_size: int,
         *,
         public_prefixes: Tokens[Tokens[int]] = (),
-        eviction_policy: EvictionPolicy = "learned-reuse",
-        **options: Any,
+        **settings: Any,
     ) -> None:
-        self.cache = KVCache(
-            num_blocks, block_size, public_prefixes=public_prefixes, eviction_policy=eviction_policy, **options
-        )
+        self.cache = KVCache(num_blocks, block_size, CacheSettings(public_prefixes=public_prefixes, **settings))
         self.public_prefixes = public_prefixes
         self.num_blocks = num_blocks
         self.block_size = block_size

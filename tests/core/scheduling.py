@@ -6,7 +6,7 @@ from typing import Any
 
 from radixserve.config import SchedulePolicy
 from radixserve.core.batch import SampledTokens, ScheduledBatch
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 from radixserve.core.scheduler import Scheduler, SchedulerLimits
@@ -28,7 +28,7 @@ class Scheduling:
         schedule_policy: SchedulePolicy = "cache-aware",
         digest: BlockDigest = xxh3_digest,
     ) -> None:
-        self.cache = KVCache(num_blocks, BLOCK_SIZE, digest=digest)
+        self.cache = KVCache(num_blocks, BLOCK_SIZE, CacheSettings(digest=digest))
         self.scheduler = Scheduler(
             self.cache,
             SchedulerLimits(

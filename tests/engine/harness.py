@@ -2,12 +2,12 @@
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.config import EvictionPolicy, SchedulePolicy
-from radixserve.core.kv_cache import KVCache
-from radixserve.core.radix_tree import BlockDigest, xxh3_digest
+from radixserve.config import SchedulePolicy
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.core import EngineCore
@@ -17,6 +17,7 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.stub import StubExecutor, Table
 
 BLOCK_SIZE = 16
+CACHE_SETTINGS = {field.name for field in fields(CacheSettings)}
 
 
 def ids(start: int, count: int) -> list[int]:
@@ -25,7 +26,7 @@ def ids(start: int, count: int) -> list[int]:
 
 
 class Harness:
-    """Adds requests, runs steps, and collects what each request got."""
+    """Adds requests, runs steps, and collects what each request got. options: of the cache, and of the stub."""
 
     def __init__(
         self,
@@ -39,27 +40,17 @@ class Harness:
         max_num_batched_tokens: int = 64,
         max_queued_requests: int = 64,
         schedule_policy: SchedulePolicy = "cache-aware",
-        prefix_cache: bool = True,
         cache_type: type[KVCache] = KVCache,
-        eviction_policy: EvictionPolicy = "learned-reuse",
-        digest: BlockDigest = xxh3_digest,
-        public_prefixes: Sequence[Sequence[int]] = (),
-        **stub: Any,
+        **options: Any,
     ) -> None:
+        settings = {name: options.pop(name) for name in CACHE_SETTINGS & options.keys()}
         self.executor = StubExecutor(
-            table, vocab_size=tokenizer.vocab_size, num_blocks=num_blocks, block_size=block_size, **stub
+            table, vocab_size=tokenizer.vocab_size, num_blocks=num_blocks, block_size=block_size, **options
         )
         self.core = EngineCore(
             self.executor,
             tokenizer,
-            cache_type(
-                num_blocks,
-                block_size,
-                prefix_cache=prefix_cache,
-                digest=digest,
-                public_prefixes=public_prefixes,
-                eviction_policy=eviction_policy,
-            ),
+            cache_type(num_blocks, block_size, CacheSettings(**settings)),
             SchedulerLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,

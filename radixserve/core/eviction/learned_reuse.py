@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.block_keys import BlockKeys
+from radixserve.core.cache_observer import RemovalReason
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.gaps import UNKNOWN_ANSWER, answer_class_of, bucket_borders, bucket_of, gap_class_of
 from radixserve.core.eviction.ghosts import Fingerprinter, Fingerprints, Ghosts, num_common
@@ -168,7 +169,10 @@ class LearnedReuse(EvictionOrder):
             segment.figures.unused[segment.bucket] += segment.num_unused
             self._waiting.move(segment)
 
-    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
+    def release(self, sequence: Sequence) -> None:
+        """Learn nothing: when a use ends makes no difference."""
+
+    def remove(self, removal: Removal, reason: RemovalReason) -> None:
         """Take in what the tree has forgotten."""
         block_ids = removal.block_ids
         # Eviction takes blocks of one segment, a reset whole runs.
@@ -176,7 +180,7 @@ class LearnedReuse(EvictionOrder):
             segment = self._segment_of(block_ids[start])
             segment.num_blocks -= end - start
             segment.end = block_ids[start - 1] if start else removal.end
-            if not is_eviction:
+            if reason is not RemovalReason.EVICTED:
                 segment.figures.unused[segment.bucket] -= end - start
             elif segment.above is not None:
                 self._remember(segment, removal.token_ids)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from radixserve.core.cache_observer import RemovalReason
 from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.packed import indices_of, view_of
@@ -120,7 +121,10 @@ class LeastRecentlyUsed(EvictionOrder):
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         pass
 
-    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+    def remove(self, removal: Removal, reason: RemovalReason) -> None:
         pass
 
     def _clear_if_empty(self) -> None:

@@ -3,15 +3,15 @@
 from array import array
 from typing import Protocol
 
+from radixserve.core.cache_observer import CacheObserver
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 
 
-class EvictionOrder(Protocol):
+class EvictionOrder(CacheObserver, Protocol):
     """The cached blocks that nobody holds, and which of them goes first.
 
-    The pool says who comes and goes, the cache what is used. A *use* is one request on its path.
+    The pool says who comes and goes, the cache what is used and removed. A *use* is one request on its path.
     """
 
     def __len__(self) -> int: ...
@@ -45,23 +45,8 @@ class EvictionOrder(Protocol):
         """
         ...
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        """Let a sequence begin, or go on after a preemption, with cached blocks that it does not hold yet."""
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child go on from where its parent is."""
 
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        """Let a sequence go on, from its block of number index, with cached blocks that it does not hold yet."""
-
-    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        """Let a sequence's blocks from number index on be cached."""
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        """Let a sequence's part-filled block be cached."""
-
     def record_answer(self, sequence: Sequence, answer: Answer) -> None:
         """Take in how the answer of a sequence ended."""
-
-    def remove(self, removal: Removal, *, is_eviction: bool) -> None:
-        """Take in what the tree has forgotten."""

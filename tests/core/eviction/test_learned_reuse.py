@@ -11,7 +11,7 @@ import pytest
 from radixserve.config import EvictionPolicy
 from radixserve.core.eviction import learned_reuse
 from radixserve.core.eviction.answer import Answer
-from radixserve.core.kv_cache import KVCache
+from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.sequence import Sequence
 from tests.core.driver import Driver, make_sequence
@@ -67,7 +67,7 @@ def agent_prompts(rng: random.Random, num_requests: int) -> list[Path]:
 @pytest.mark.parametrize("num_blocks", [40, 70])
 def test_each_eviction_takes_what_the_rule_says_block_by_block(num_blocks: int, seed: int) -> None:
     rng = random.Random(seed)
-    cache = KVCache(num_blocks, 1, eviction_policy="learned-reuse")
+    cache = KVCache(num_blocks, 1, CacheSettings(eviction_policy="learned-reuse"))
     reference = Reference(num_blocks)
     running: list[tuple[Sequence, ReferenceUse, Path]] = []
     untold: list[tuple[Sequence, ReferenceUse]] = []
@@ -95,7 +95,7 @@ def test_each_eviction_takes_what_the_rule_says_block_by_block(num_blocks: int, 
 
 def num_hits(eviction_policy: EvictionPolicy, num_blocks: int, requests: Iterable[tuple[Path, Answer]]) -> int:
     """Serve requests one at a time, and return how many tokens were found."""
-    cache = KVCache(num_blocks, 1, eviction_policy=eviction_policy)
+    cache = KVCache(num_blocks, 1, CacheSettings(eviction_policy=eviction_policy))
     hits = 0
     for prompt, answer in requests:
         match = cache.match(make_sequence(prompt))
@@ -146,7 +146,7 @@ def test_prompts_that_never_come_again_do_not_flush_what_does() -> None:
 def test_what_its_follower_was_used_for_does_not_make_a_block_go_before_it() -> None:
     """A head that was always used at long gaps is worth less than what follows it, and must stay for it."""
     rng = random.Random(1)
-    cache = KVCache(30, 1, eviction_policy="learned-reuse")
+    cache = KVCache(30, 1, CacheSettings(eviction_policy="learned-reuse"))
     for number in range(300):
         branch = number % 2 if number % 50 else 2
         sequence = begin(cache, (7, 7, 7, branch, *(rng.randrange(50) for _ in range(3))))
@@ -164,7 +164,7 @@ def test_uses_again_of_evicted_blocks_are_learned_from() -> None:
 
 
 def test_a_preempted_request_that_finds_its_own_blocks_teaches_nothing() -> None:
-    caches = [KVCache(12, 1, eviction_policy="learned-reuse") for _ in range(2)]
+    caches = [KVCache(12, 1, CacheSettings(eviction_policy="learned-reuse")) for _ in range(2)]
     for number in range(60):
         for cache, num_preemptions in zip(caches, (0, 3), strict=True):
             # The last token is not computed before it is preempted, so that it needs no block twice.
@@ -187,7 +187,7 @@ def test_what_is_remembered_is_bounded(num_tenants: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(learned_reuse, "MAX_GONE_BLOCKS", 500)
     monkeypatch.setattr(learned_reuse, "MAX_GHOSTS", 50)
     monkeypatch.setattr(learned_reuse, "MAX_TENANTS", 5)
-    cache = KVCache(50, 1, eviction_policy="learned-reuse")
+    cache = KVCache(50, 1, CacheSettings(eviction_policy="learned-reuse"))
     rng = random.Random(0)
     unseen = count(1000)
     sizes = []
@@ -221,7 +221,7 @@ def test_how_far_another_tenant_follows_a_longer_public_prefix_makes_no_differen
 
     def play(other_tokens: dict[int, int]) -> list[set[tuple[bytes, bytes]]]:
         rng = random.Random(seed)
-        cache = KVCache(12, 1, eviction_policy="learned-reuse", public_prefixes=[short, long])
+        cache = KVCache(12, 1, CacheSettings(eviction_policy="learned-reuse", public_prefixes=[short, long]))
         seen = []
         for _ in range(150):
             who = rng.random()

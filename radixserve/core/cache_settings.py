@@ -1,0 +1,28 @@
+"""How a K/V cache behaves, beside its size."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radixserve.config import EvictionPolicy
+from radixserve.core.radix_tree import BlockDigest, xxh3_digest
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class CacheSettings:
+    """Settings of a KVCache.
+
+    prefix_cache: whether what one sequence computed is found by others.
+    public_prefixes: token ids, each of whole blocks. The blocks of the longest one that a prompt begins with are shared
+    by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
+    build: what K/V depends on beside the tokens; it is part of the blocks' names.
+    digest: finds blocks; it may collide, as token ids are compared before a block is shared.
+    clock: seconds, from any beginning on.
+    """
+
+    prefix_cache: bool = True
+    eviction_policy: EvictionPolicy = "learned-reuse"
+    public_prefixes: Sequence[Sequence[int]] = ()
+    build: bytes = b""
+    digest: BlockDigest = xxh3_digest
+    clock: Callable[[], float] = time.monotonic
