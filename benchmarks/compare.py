@@ -15,59 +15,19 @@ import os
 import random
 import shlex
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from radixserve.bench.comparison import Comparison, ComparisonPlan, compare
 from radixserve.bench.measured_server import MeasuredServer, parse_server
+from radixserve.bench.own_server import own_server
 from radixserve.bench.workloads import WORKLOADS, Workload
 from radixserve.errors import ConfigError
 
-READY_SECONDS = 300.0
 MAX_SETTLE_SECONDS = 3600.0
-
-
-@contextmanager
-def radixserve_running(flags: Sequence[str]) -> Iterator[MeasuredServer]:
-    """Start a server on a free port, yield it when it is ready, and end it. Raises ConfigError if it does not start.
-
-    Its process is not told, so that it is never stopped: it sleeps when it has nothing to do.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "radixserve", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + READY_SECONDS
-            while not _is_ready(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise ConfigError(f"radixserve did not start: {log.read().strip()}")
-                time.sleep(0.1)
-            yield MeasuredServer("radixserve", f"http://127.0.0.1:{port}/v1")
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
 
 
 def result_name(comparison: Comparison) -> str:
@@ -156,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure(options, servers, ())
         else:
             flags = _split(options.serve)
-            with radixserve_running(flags) as started:
+            with own_server(flags) as started:
                 measure(options, [started, *servers], flags)
     except ConfigError as error:
         raise SystemExit(f"compare: {error}") from None
