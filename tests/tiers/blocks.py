@@ -1,6 +1,7 @@
 """Blocks whose content follows from their number, so that each can be told from every other."""
 
 import hashlib
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,3 +28,15 @@ def blocks_of(numbers: Sequence[int], block_bytes: int = BLOCK_BYTES) -> BlockBy
 
 def write(store: BlockStore, *numbers: int) -> None:
     store.write(names_of(numbers), blocks_of(numbers, store.block_bytes))
+
+
+def read(store: BlockStore, *numbers: int) -> BlockBytes:
+    """Read blocks and wait for them."""
+    store.read(7, names_of(numbers))
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for done in store.completed():
+            assert done.ticket == 7
+            return done.blocks
+        time.sleep(0)  # let the store's threads run
+    raise TimeoutError

@@ -3,20 +3,12 @@
 import numpy as np
 import pytest
 
-from radixserve.core.block_store import BlockStore
 from radixserve.errors import ConfigError
 from radixserve.tiers.memory_store import MemoryStore
-from tests.tiers.blocks import BLOCK_BYTES, blocks_of, name_of, names_of, write
+from tests.tiers.blocks import BLOCK_BYTES, blocks_of, name_of, names_of, read, write
 
 
-def read_now(store: BlockStore, *numbers: int) -> np.ndarray:
-    store.read(7, names_of(numbers))
-    [done] = store.completed()
-    assert done.ticket == 7
-    return done.blocks
-
-
-def held(store: BlockStore, *numbers: int) -> list[int]:
+def held(store: MemoryStore, *numbers: int) -> list[int]:
     return [number for number in numbers if store.contains(name_of(number))]
 
 
@@ -27,18 +19,18 @@ def store() -> MemoryStore:
 
 def test_what_was_written_is_read_back(store: MemoryStore) -> None:
     write(store, 0, 1, 2)
-    np.testing.assert_array_equal(read_now(store, 2, 0, 1), blocks_of([2, 0, 1]))
+    np.testing.assert_array_equal(read(store, 2, 0, 1), blocks_of([2, 0, 1]))
 
 
 def test_a_read_ends_before_the_first_block_that_is_not_there(store: MemoryStore) -> None:
     write(store, 0, 2)
-    np.testing.assert_array_equal(read_now(store, 0, 1, 2), blocks_of([0]))
-    assert read_now(store, 1, 2).shape == (0, BLOCK_BYTES)
+    np.testing.assert_array_equal(read(store, 0, 1, 2), blocks_of([0]))
+    assert read(store, 1, 2).shape == (0, BLOCK_BYTES)
 
 
 def test_blocks_given_out_do_not_change_with_the_store(store: MemoryStore) -> None:
     write(store, 0)
-    blocks = read_now(store, 0)
+    blocks = read(store, 0)
     write(store, 1, 2, 3, 4)
     np.testing.assert_array_equal(blocks, blocks_of([0]))
 
@@ -47,12 +39,12 @@ def test_a_block_does_not_change_with_the_array_that_it_came_in(store: MemorySto
     blocks = blocks_of([0])
     store.write(names_of([0]), blocks)
     blocks[:] = 0
-    np.testing.assert_array_equal(read_now(store, 0), blocks_of([0]))
+    np.testing.assert_array_equal(read(store, 0), blocks_of([0]))
 
 
 def test_the_least_recently_used_block_gives_way(store: MemoryStore) -> None:
     write(store, 0, 1, 2)
-    read_now(store, 0)
+    read(store, 0)
     write(store, 3)
     assert held(store, 0, 1, 2, 3) == [0, 2, 3]
     write(store, 2)
@@ -62,7 +54,7 @@ def test_the_least_recently_used_block_gives_way(store: MemoryStore) -> None:
 
 def test_of_a_prompts_blocks_the_deepest_gives_way_first(store: MemoryStore) -> None:
     write(store, 0, 1, 2)
-    read_now(store, 0, 1, 2)
+    read(store, 0, 1, 2)
     write(store, 3)
     assert held(store, 0, 1, 2) == [0, 1]
 
@@ -78,7 +70,7 @@ def test_random_writes_and_reads_agree_with_a_plain_list() -> None:
                 recent = [*(other for other in recent if other != number), number][-5:]
         else:
             k = next((k for k, number in enumerate(numbers) if number not in recent), len(numbers))
-            np.testing.assert_array_equal(read_now(store, *numbers), blocks_of(numbers[:k]))
+            np.testing.assert_array_equal(read(store, *numbers), blocks_of(numbers[:k]))
             recent = [*(other for other in recent if other not in numbers[:k]), *reversed(numbers[:k])]
         assert held(store, *range(12)) == sorted(recent)
 
@@ -86,7 +78,7 @@ def test_random_writes_and_reads_agree_with_a_plain_list() -> None:
 def test_stats_count_blocks(store: MemoryStore) -> None:
     assert store.seconds_per_block is None
     write(store, 0, 1, 1, 2, 3)
-    read_now(store, 2, 3, 0)
+    read(store, 2, 3, 0)
     stats = store.stats()
     assert (stats.name, stats.capacity_bytes, stats.used_bytes) == ("host", 3 * BLOCK_BYTES + 1, 3 * BLOCK_BYTES)
     assert (stats.num_blocks, stats.num_written_blocks, stats.num_hit_blocks) == (3, 4, 2)
@@ -97,10 +89,10 @@ def test_the_rate_is_that_of_the_blocks_read_of_late() -> None:
     times = iter([0.0, 2.0, *(10.0, 11.0) * 200])
     store = MemoryStore(BLOCK_BYTES, 3 * BLOCK_BYTES, clock=lambda: next(times))
     write(store, 0, 1)
-    read_now(store, 0, 1)
+    read(store, 0, 1)
     assert store.seconds_per_block == 1.0
     for _ in range(200):
-        read_now(store, 0, 1)
+        read(store, 0, 1)
     assert store.seconds_per_block == pytest.approx(0.5)
 
 
