@@ -138,6 +138,21 @@ def test_what_was_written_before_a_full_disk_is_still_read(open_store: OpenStore
     np.testing.assert_array_equal(read(store, 0, 1, 2), blocks_of([0, 1]))
 
 
+def test_a_disk_that_fails_again_and_again_costs_one_warning(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FailingFiles("write_at", "read_at")
+    store = open_store(files)
+    write(store, 0, 1)
+    assert store.wait_idle(30)
+    files.fails = True
+    write(store, 2)
+    assert store.wait_idle(30)
+    assert read(store, 0).shape == (0, BLOCK_BYTES)
+    store.close(30)
+    assert len(warnings_in(caplog)) == 1
+
+
 def test_a_failed_read_turns_the_store_off_with_one_warning(
     open_store: OpenStore, caplog: pytest.LogCaptureFixture
 ) -> None:
