@@ -182,6 +182,28 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """Counters and gauges of a place that blocks go to when the pool has no room for them.
+
+    name: "host" or "disk". capacity_bytes, used_bytes, num_blocks: what it may hold and holds now. Counted are blocks,
+    and the counters only grow: num_hit_blocks given back to reads, num_written_blocks, num_read_blocks (of the hits,
+    those read from the medium itself and not from the queue of writes), num_dropped_blocks (never written: the queue
+    was full, or the tier was off), num_failed_blocks (what was found is not what was written). is_on: whether it takes
+    new blocks.
+    """
+
+    name: str
+    capacity_bytes: int
+    used_bytes: int
+    num_blocks: int
+    num_hit_blocks: int
+    num_written_blocks: int
+    num_read_blocks: int
+    num_dropped_blocks: int
+    num_failed_blocks: int
+    is_on: bool
+
+
 class CacheStats(msgspec.Struct, frozen=True):
     """Counters and gauges of the K/V cache.
 

@@ -21,13 +21,14 @@ DEVICE = {"attention", "sampling", "model"}
 # For each room, the rooms of radixserve that it may import from.
 ALLOWED: dict[str, set[str]] = {
     "core": VALUES,
+    "tiers": VALUES | {"core.block_store"},
     "kernels": set(),
     "attention": VALUES | {"kernels"},
     "sampling": VALUES | {"kernels", "core.batch"},
     "model": VALUES | {"kernels", "attention"},
     "runner": VALUES | DEVICE | {"kernels", "core.batch"},
     "tokenizer": VALUES,
-    "engine": VALUES | DEVICE | {"core", "runner", "tokenizer"},
+    "engine": VALUES | DEVICE | {"core", "tiers", "runner", "tokenizer"},
     "api": VALUES | {"core.namespace", "tokenizer", "engine"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "tokenizer", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "tiers", "tokenizer", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:
