@@ -18,6 +18,7 @@ from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 FailureKind = Literal["invalid_request", "queue_full", "internal_error"]
+LossReason = Literal["evicted", "expired", "unpinned", "reset"]
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start"):
@@ -91,8 +92,66 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     num_waiting: int
 
 
-ControlCommand = ResetCache | ShowTenant
-ControlResult = CacheWasReset | TenantStats
+class ExplainPrompt(msgspec.Struct, frozen=True, tag="explain"):
+    """Ask what a request of this prompt would find in the cache now, and what became of the rest. Changes nothing.
+
+    token_ids: int32 in native order. namespace: as in AddRequest. sees_other_namespaces: whether the tenant's
+    namespaces of other salts are looked at too.
+    """
+
+    token_ids: bytes
+    namespace: bytes
+    sees_other_namespaces: bool
+
+
+class LostPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """What was cached of a prompt right behind its hit, and is not any more.
+
+    num_tokens: from the end of the hit to the end of the last whole block that is known to be lost.
+    reason: why, of the first of its blocks. evicted: others needed the room. expired: the same, when a pin's time was
+    over. unpinned: a pin was broken for a request that could not run alone. reset: its owner or the operator wished so.
+    seconds_ago: since when, of the first of its blocks, to a second. idle_seconds: how long it was unused by then.
+    """
+
+    num_tokens: int
+    reason: LossReason
+    seconds_ago: float
+    idle_seconds: float
+
+
+class OtherPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A cached prompt that begins with another one's first num_common_tokens.
+
+    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first ones if it is long.
+    seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it holds
+    right there.
+    """
+
+    token_ids: bytes
+    seconds_idle: float
+    num_requests_hit: int
+
+
+class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
+    """What the cache holds of a prompt.
+
+    num_hit_tokens: what a request would read from the cache, at most num_tokens - 1. num_common_tokens: the most that a
+    cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
+    lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
+    num_common_tokens with it, the one used last first, at most 4; none differs from another in its num_hit_tokens.
+    num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
+    """
+
+    num_tokens: int
+    num_hit_tokens: int
+    num_common_tokens: int
+    lost: LostPrefix | None
+    others: list[OtherPrompt]
+    num_tokens_elsewhere: int
+
+
+ControlCommand = ResetCache | ShowTenant | ExplainPrompt
+ControlResult = CacheWasReset | TenantStats | PromptFacts
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):

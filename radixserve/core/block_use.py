@@ -27,6 +27,10 @@ class BlockUse(CacheObserver):
         """When a sequence last held the block, on the clock; for one that is held, when that began at the latest."""
         return self._last_used[block_id]
 
+    def seconds_idle(self, block_id: int) -> float:
+        """How long ago last_used was."""
+        return self._clock() - self._last_used[block_id]
+
     def num_hits(self, block_id: int) -> int:
         """How many sequences began with the block since it is cached."""
         return self._num_hits[block_id]

@@ -75,6 +75,11 @@ class KVCache:
         return self._pool.num_blocks
 
     @property
+    def tree(self) -> RadixTree:
+        """Where cached blocks are found. To be read only."""
+        return self._tree
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether what one sequence computed is found by others."""
         return self._prefix_cache
@@ -83,6 +88,10 @@ class KVCache:
     def num_available_blocks(self) -> int:
         """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_cached
+
+    def num_holders(self, block_id: int) -> int:
+        """How many sequences hold a block."""
+        return self._pool.refcount(block_id)
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Tell an observer what happens from now on."""

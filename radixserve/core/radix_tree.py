@@ -108,6 +108,10 @@ class RadixTree:
         """Return the namespace that a block of the tree is in."""
         return self._node_of(block_id).namespace
 
+    def namespaces(self) -> Iterator[bytes]:
+        """Yield the namespaces that hold blocks, the newest first; one that goes on from public runs once for each."""
+        return (namespace for _, namespace in reversed(self._roots))
+
     def num_blocks_of(self, tenant: str | None) -> int:
         """How many of the blocks are in namespaces of a tenant. Public ones are in none's."""
         return self._num_blocks_of[tenant]
@@ -148,7 +152,7 @@ class RadixTree:
                 if below is None:
                     return self._match(block_ids, *self._find_inside(node, rest))
                 run, index = below, 0
-            num_common = _count_common(view_of(run.token_ids)[index * size :], rest)
+            num_common = count_common(view_of(run.token_ids)[index * size :], rest)
             if run is not node and num_common < size:
                 # An equal digest of other tokens.
                 return self._match(block_ids, *self._find_inside(node, rest))
@@ -181,7 +185,7 @@ class RadixTree:
                 return array("i")
             node, index = node.children[digest], 0
         rest = view_of(node.token_ids)[index * self.block_size :]
-        num_common = _count_common(rest, view_of(token_ids))
+        num_common = count_common(rest, view_of(token_ids))
         return node.block_ids[index : index + num_common // self.block_size]
 
     def add_run(self, place: Place, digest: bytes, token_ids: "array[int]", block_ids: "array[int]") -> Place | None:
@@ -293,7 +297,7 @@ class RadixTree:
         best = (0, False)
         block_id = None
         for other in node.candidates(int(rest[0])) if len(rest) else ():
-            num_common = _count_common(view_of(other.token_ids)[: self.block_size], rest)
+            num_common = count_common(view_of(other.token_ids)[: self.block_size], rest)
             # Of equal hits a tail that ends right there is the better one: it can be taken over without a copy.
             rank = (num_common, num_common == len(other.token_ids))
             if rank > best:
@@ -415,7 +419,7 @@ def _root_key(above: Node | None, namespace: bytes) -> tuple[int, bytes]:
     return -1 if above is None else above.number, namespace
 
 
-def _count_common(left: Tokens, right: Tokens) -> int:
+def count_common(left: Tokens, right: Tokens) -> int:
     """Return how many leading tokens are equal, in time proportional to that."""
     num_tokens = min(len(left), len(right))
     start, end = 0, MIN_COMPARED_TOKENS

@@ -8,6 +8,7 @@ from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.namespace import tenant_of
+from radixserve.core.prompt_facts import explain
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
@@ -24,6 +25,7 @@ from radixserve.protocol import (
     ControlResult,
     Delta,
     EngineStats,
+    ExplainPrompt,
     Failure,
     ResetCache,
     ShowTenant,
@@ -114,6 +116,8 @@ class EngineCore:
                 num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
+            case ExplainPrompt():
+                return explain(self._cache, command)
 
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.

@@ -1,16 +1,7 @@
 """When blocks were last used, and how often they were found."""
 
+from tests.core.clock import Clock
 from tests.core.driver import Driver
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_block_ages_from_when_its_last_holder_gave_it_back() -> None:
