@@ -17,6 +17,7 @@ from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
+from radixserve.core.lost_prefixes import LostPrefixes
 from radixserve.core.namespace import tenant_of
 from radixserve.core.public_prefixes import PublicPrefixes
 from radixserve.core.radix_tree import Match, Place, RadixTree, Removal
@@ -43,7 +44,7 @@ class KVCache:
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
     truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
-    keys: the paths, digests and names of sequences' blocks. use: when blocks were used.
+    keys: the paths, digests and names of sequences' blocks. use: when blocks were used. lost: which ones were evicted.
     """
 
     def __init__(self, num_blocks: int, block_size: int, settings: CacheSettings = _DEFAULTS) -> None:
@@ -59,7 +60,8 @@ class KVCache:
             self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
         self.use = BlockUse(num_blocks, settings.clock)
-        self._observers: list[CacheObserver] = [self._order, self.use]
+        self.lost = LostPrefixes(num_blocks, block_size, self.keys, self.use, settings.max_lost_blocks)
+        self._observers: list[CacheObserver] = [self._order, self.use, self.lost]
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._counts = TokenCounts()
