@@ -11,6 +11,7 @@ from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_use import BlockUse
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.packed import indices_of
+from radixserve.core.pins import Pins
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import LossReason, LostPrefix
@@ -21,7 +22,6 @@ MIN_BLOCKS_PER_PIECE = 16
 MAX_SECONDS = 1.0
 
 _NUM_BYTES = 16
-_REASONS: dict[RemovalReason, LossReason] = {RemovalReason.EVICTED: "evicted", RemovalReason.RESET: "reset"}
 
 
 @dataclass(slots=True, eq=False)
@@ -68,15 +68,17 @@ class LostPrefixes(CacheObserver):
 
     def __init__(
         self,
-        num_blocks: int,
         block_size: int,
         keys: BlockKeys,
         use: BlockUse,
+        pins: Pins,
+        num_blocks: int,
         max_lost_blocks: int,
     ) -> None:
         self._block_size = block_size
         self._keys = keys
         self._use = use
+        self._pins = pins
         self._max_blocks = max_lost_blocks
         self._max_pieces = max_lost_blocks // MIN_BLOCKS_PER_PIECE
         # Of the blocks in the tree.
@@ -143,7 +145,8 @@ class LostPrefixes(CacheObserver):
             return
         digests = self._digests[indices_of(removal.block_ids)[::-1]].tobytes()
         above = self._digests[removal.end].tobytes() if removal.end >= 0 else b""
-        loss, now, last_used = _REASONS[reason], self._use.now(), self._use.last_used(removal.block_ids[0])
+        uppermost = removal.block_ids[0]
+        loss, now, last_used = self._loss(uppermost, reason), self._use.now(), self._use.last_used(uppermost)
         below = self._newest
         if (
             below is not None
@@ -161,6 +164,13 @@ class LostPrefixes(CacheObserver):
             self._add(self._newest)
         while len(self._pieces) > self._max_pieces or self._num_blocks > self._max_blocks:
             self._pop(next(iter(self._pieces)))
+
+    def _loss(self, block_id: int, reason: RemovalReason) -> LossReason:
+        if reason is RemovalReason.RESET:
+            return "reset"
+        if self._pins.was_expired(block_id):
+            return "expired"
+        return "unpinned" if self._pins.was_broken(block_id) else "evicted"
 
     def _take_back(self, digests: list[bytes]) -> None:
         """Forget the blocks with these digests, which follow one another."""

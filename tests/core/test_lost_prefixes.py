@@ -1,21 +1,14 @@
 """What is remembered of evicted and reset blocks, checked against a shadow that remembers everything."""
 
 import random
-from array import array
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixserve.core.block_keys import BlockKeys
-from radixserve.core.block_use import BlockUse
-from radixserve.core.cache_observer import RemovalReason
-from radixserve.core.lost_prefixes import LostPrefixes
 from radixserve.core.namespace import encode_namespace, tenant_of
-from radixserve.core.public_prefixes import PublicPrefixes
-from radixserve.core.radix_tree import Removal, xxh3_digest
 from radixserve.protocol import LostPrefix
-from tests.core.clock import Clock
+from tests.clock import FakeClock
 from tests.core.driver import Driver, Prefix, make_sequence
 from tests.core.test_explain_facts import facts_of
 
@@ -27,13 +20,13 @@ def lost_of(driver: Driver, prompt: list[int], namespace: bytes = b"") -> LostPr
 
 
 def test_an_evicted_prefix_is_told_with_its_age_and_how_long_it_was_idle() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     driver = Driver(num_blocks=8, block_size=4, clock=clock)
     prompt = list(range(18))
     driver.run(prompt)
-    clock.now = 30.0
+    clock.seconds = 30.0
     driver.evict(driver.cache.stats().num_cached_blocks)
-    clock.now = 100.0
+    clock.seconds = 100.0
     assert lost_of(driver, [*prompt, 50, 51]) == LostPrefix(16, "evicted", 70.0, 30.0)
 
 
@@ -92,7 +85,7 @@ def test_a_reset_is_told_as_one() -> None:
 
 
 def test_the_reason_is_that_of_the_first_block_lost_and_all_behind_it_counts() -> None:
-    driver = Driver(num_blocks=8, block_size=4, clock=Clock(), eviction_policy="lru")
+    driver = Driver(num_blocks=8, block_size=4, clock=FakeClock(), eviction_policy="lru")
     driver.run(list(range(18)))
     driver.evict(3)
     driver.cache.reset()
@@ -102,7 +95,7 @@ def test_the_reason_is_that_of_the_first_block_lost_and_all_behind_it_counts() -
 
 
 def test_what_goes_block_by_block_is_one_piece() -> None:
-    driver = Driver(num_blocks=40, block_size=4, clock=Clock())
+    driver = Driver(num_blocks=40, block_size=4, clock=FakeClock())
     driver.run(list(range(130)))
     while driver.cache.stats().num_cached_blocks:
         driver.evict(1)
@@ -113,22 +106,23 @@ def test_what_goes_block_by_block_is_one_piece() -> None:
 
 
 def test_only_so_much_is_remembered_and_the_oldest_goes_first() -> None:
-    use = BlockUse(4)
-    keys = BlockKeys(PublicPrefixes((), 4), 4, xxh3_digest)
-    lost = LostPrefixes(4, 4, keys, use, max_lost_blocks=64)
-    prompts = [list(range(start, start + 8)) for start in range(0, 8000, 8)]
+    driver = Driver(num_blocks=3, block_size=4, max_lost_blocks=64)
+    prompts = [list(range(start, start + 9)) for start in range(0, 1000, 8)]
     for prompt in prompts:
-        lost.enter(make_sequence(prompt), 0, array("i", [0, 1]))
-        lost.remove(Removal(array("i", [0, 1]), array("i", prompt), -1, False), RemovalReason.EVICTED)
-        assert lost.num_pieces <= 4
-        assert lost.num_blocks <= 64
-    assert [prompt for prompt in prompts if lost.behind(make_sequence(prompt), 0)] == prompts[-4:]
+        driver.run(prompt)
+        assert driver.cache.lost.num_pieces <= 4
+    driver.cache.reset()
+    assert [prompt for prompt in prompts if lost_of(driver, prompt)] == prompts[-4:]
+    driver = Driver(num_blocks=40, block_size=1, max_lost_blocks=64)
+    for start in range(0, 1000, 30):
+        driver.run(list(range(start, start + 30)))
+        assert driver.cache.lost.num_blocks <= 64
 
 
 class Shadow:
     """Remembers every block that the tree has forgotten: how it went and when."""
 
-    def __init__(self, driver: Driver, clock: Clock) -> None:
+    def __init__(self, driver: Driver, clock: FakeClock) -> None:
         self.driver = driver
         self.clock = clock
         self.cached: set[Prefix] = set()
@@ -137,7 +131,7 @@ class Shadow:
     def look(self, reason: str) -> None:
         now = {prefix for prefix in self.driver.findable().values() if len(prefix[1]) % self.driver.block_size == 0}
         for prefix in self.cached - now:
-            self.lost[prefix] = (reason, self.clock.now)
+            self.lost[prefix] = (reason, self.clock.seconds)
         for prefix in now:
             self.lost.pop(prefix, None)
         self.cached = now
@@ -156,7 +150,7 @@ class Shadow:
         assert facts.lost is not None
         assert facts.lost.num_tokens == index * size - facts.num_hit_tokens
         assert facts.lost.reason == reason
-        assert 0 <= self.clock.now - lost_at - facts.lost.seconds_ago <= 1
+        assert 0 <= self.clock.seconds - lost_at - facts.lost.seconds_ago <= 1
         assert facts.lost.idle_seconds >= 0
 
     def _prefix(self, prompt: list[int], namespaces: list[bytes], index: int) -> Prefix:
@@ -175,13 +169,13 @@ def test_random_programs_lose_what_a_full_memory_knows(
     eviction_policy: str, seed: int, num_blocks: int, block_size: int, is_public: bool
 ) -> None:
     rng = random.Random(seed)
-    clock = Clock()
+    clock = FakeClock()
     public = [[rng.randrange(2) for _ in range(2 * block_size)]] if is_public else []
     driver = Driver(num_blocks, block_size, clock=clock, eviction_policy=eviction_policy, public_prefixes=public)
     shadow = Shadow(driver, clock)
     prompts: list[list[int]] = [[], *public]
     for _ in range(25):
-        clock.now += rng.choice([0.0, 0.25, 5.0])
+        clock.seconds += rng.choice([0.0, 0.25, 5.0])
         before = rng.choice(prompts)
         prompt = before[: rng.randrange(len(before) + 1)] + [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
         prompt = prompt[: (num_blocks - 1) * block_size]
