@@ -204,8 +204,52 @@ class Pins(msgspec.Struct, frozen=True, tag="pins"):
     num_other_blocks: int
 
 
-ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt
-ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts
+class ShowTree(msgspec.Struct, frozen=True, tag="show_tree"):
+    """Ask for what is cached of one tenant's; of None, the tenant without a name, public prefixes too.
+
+    max_depth: nodes on the way down. max_nodes: in all; those used last are shown.
+    """
+
+    tenant: str | None
+    max_depth: int
+    max_nodes: int
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that follow one another without a branch, or the part-filled last block of an ended request.
+
+    depth: nodes shown on the path down to this one, itself included. num_tokens_above: position of its first token.
+    preview_token_ids: int32 in native order, the first ones. num_holders: most sequences that hold one of its blocks.
+    request_ids: the tenant's running requests that hold a block of this node, and none of a node shown below it.
+    seconds_idle: since a block of it was last used; 0 while one is in use. num_hits: requests that began with it since
+    it was computed. is_tail: whether it is a part-filled block.
+    """
+
+    depth: int
+    num_tokens_above: int
+    num_tokens: int
+    num_blocks: int
+    preview_token_ids: bytes
+    num_holders: int
+    request_ids: list[str]
+    seconds_idle: float
+    num_hits: int
+    num_pinned_blocks: int
+    is_tail: bool
+
+
+class TreeView(msgspec.Struct, frozen=True, tag="tree_view"):
+    """Nodes depth first, each before those below it, of equal ones above the one used last in front.
+
+    num_nodes: all that the tenant has; if these are more, some were cut off.
+    """
+
+    nodes: list[TreeNode]
+    num_nodes: int
+
+
+ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt | ShowTree
+ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts | TreeView
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):

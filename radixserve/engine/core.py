@@ -12,6 +12,7 @@ from radixserve.core.prompt_facts import explain
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.core.tree_view import show_tree
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
@@ -31,6 +32,7 @@ from radixserve.protocol import (
     ResetCache,
     ShowPins,
     ShowTenant,
+    ShowTree,
     StepOutput,
     TokenLogprobs,
     Unpin,
@@ -129,6 +131,8 @@ class EngineCore:
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
             case ExplainPrompt():
                 return explain(self._cache, command)
+            case ShowTree(tenant):
+                return show_tree(self._cache, command, self._scheduler.running_of(tenant))
             case Unpin(pin_id, tenant):
                 self._has_news = True
                 return Unpinned(self._cache.pins.unpin(pin_id, tenant))
