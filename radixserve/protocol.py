@@ -153,7 +153,7 @@ class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
     num_hit_tokens: what a request would read from the cache, at most num_tokens - 1. num_common_tokens: the most that a
     cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
     lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
-    num_common_tokens with it, the one used last first, at most 4; none differs from another in its num_hit_tokens.
+    num_common_tokens with it and hold more, the one used last first, at most 4. None if it goes on where they end.
     num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
     """
 

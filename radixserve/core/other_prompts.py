@@ -58,7 +58,7 @@ class Continuations:
         ]
 
     def take(self) -> list[Continuation]:
-        """Return some, all different, the last used first, each down to a leaf or its MAX_TOKENSth token.
+        """Return MAX_PROMPTS at most, all different, each down to a leaf or its MAX_TOKENSth token.
 
         One for each of the entries that were used last; if these are fewer, then what leaves them deeper down.
         """
@@ -70,7 +70,7 @@ class Continuations:
             if all(continuation.token_ids != other.token_ids for other in taken):
                 taken.append(continuation)
             unseen += self._last_used_first(aside)
-        return sorted(taken, key=lambda one: self._use.last_used(one.last_block), reverse=True)
+        return taken
 
     def _descend(self, branch: _Branch) -> tuple[Continuation, list[_Branch]]:
         """Follow what was used last, and return it with what was left aside."""

@@ -59,9 +59,9 @@ def _others(cache: KVCache, sequence: Sequence, num_hit_tokens: int) -> tuple[in
             num_requests_hit=use.num_hits(first_block),
         )
         for token_ids, first_block, last_block in continuations.take()
-        if len(token_ids) > num_inside
+        if num_blocks * size + len(token_ids) > num_common_tokens
     ]
-    return num_common_tokens, others
+    return num_common_tokens, sorted(others, key=lambda other: other.seconds_idle)
 
 
 def _num_tokens_elsewhere(cache: KVCache, sequence: Sequence) -> int:
