@@ -61,6 +61,13 @@ def test_a_prompt_that_goes_on_where_a_cached_one_ended_leaves_none() -> None:
         assert facts_of(driver, prompt).others == []
 
 
+def test_another_public_prefix_is_no_other_prompt() -> None:
+    driver = Driver(num_blocks=32, block_size=2, public_prefixes=[[1, 2, 3, 4], [1, 2, 5, 6]])
+    driver.run([1, 2, 3, 4, 9])
+    facts = facts_of(driver, [1, 2, 5, 6, 9])
+    assert (facts.num_hit_tokens, facts.num_common_tokens, facts.others) == (2, 2, [])
+
+
 def test_the_others_are_those_used_last() -> None:
     clock = FakeClock()
     driver = Driver(num_blocks=64, block_size=2, clock=clock)
