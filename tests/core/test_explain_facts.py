@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixserve.core.namespace import encode_namespace
-from radixserve.core.other_prompts import MAX_PROMPTS, MAX_TOKENS
-from radixserve.core.prompt_facts import explain
+from radixserve.core.other_prompts import MAX_PROMPTS
+from radixserve.core.prompt_facts import MAX_TOKENS, explain
 from radixserve.protocol import ExplainPrompt, PromptFacts
 from tests.clock import FakeClock
 from tests.core.driver import Driver, make_sequence, num_common
@@ -93,8 +93,10 @@ def test_deeper_branches_come_where_few_leave_at_the_hit() -> None:
 def test_what_is_held_of_a_long_prompt_is_cut() -> None:
     driver = Driver(num_blocks=160, block_size=16)
     driver.run(list(range(2500)))
-    (other,) = others_of(facts_of(driver, [0, 1, 7]))
-    assert other == list(range(2, MAX_TOKENS))
+    for prompt in ([0, 1, 7], list(range(32)), [7]):
+        facts = facts_of(driver, prompt)
+        (other,) = others_of(facts)
+        assert other == list(range(facts.num_hit_tokens, facts.num_hit_tokens + MAX_TOKENS))
 
 
 def test_other_salts_of_the_tenant_are_told_of_where_they_may_be_seen() -> None:
