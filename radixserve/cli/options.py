@@ -47,13 +47,12 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "log_level",
     ),
 }
-# Commands, flags, and values of flags that are announced and do not work yet; an empty tuple: the whole of it.
+# Flags, and values of flags, that are announced and do not work yet; an empty tuple: the whole of it.
 PLANNED: dict[str, tuple[str, ...]] = {
-    "cache": (),
     "--quantization": (),
     "--kv-cache-dir": (),
-    "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--enable-cache-introspection": (),
+    "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }
 ENVIRONMENT_PREFIX = "RADIXSERVE_"

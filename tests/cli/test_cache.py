@@ -1,0 +1,199 @@
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from radixserve.cli import cache
+from radixserve.cli.cache_options import seconds_of
+from radixserve.cli.main import main
+from tests.fake_server import FakeServer, serving
+
+REPORT: dict[str, Any] = {
+    "block_size": 16,
+    "blocks": {"total": 200, "free": 50, "cached": 100, "in_use": 50, "pinned": 20},
+    "tokens": {"queried": 1000, "hit": 250, "hit_rate": 0.25, "evicted": 7},
+    "requests": {"running": 3, "waiting": 4},
+    "tree": {"nodes": 12, "depth": 5},
+    "tiers": [],
+}
+
+
+class FakeCacheServer(FakeServer):
+    """Answers every cache route with what is set for its method and path, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[str, Any] = {"GET /v1/cache": REPORT}
+        self.calls: list[tuple[str, Any]] = []
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/{path:path}", self._answer, methods=["GET", "POST", "DELETE"])])
+
+    async def _answer(self, request: Request) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        call = f"{request.method} {request.url.path}"
+        body = await request.body()
+        self.headers.append(dict(request.headers))
+        self.calls.append((call + query, json.loads(body) if body else None))
+        answer = self.answers.get(call)
+        if answer is None:
+            return JSONResponse({"error": {"message": f"there is no route {call}"}}, status_code=404)
+        return JSONResponse(answer)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeCacheServer]:
+    server = FakeCacheServer()
+    with serving(server):
+        yield server
+
+
+def run(fake: FakeServer, *argv: str) -> int:
+    return main(["cache", *argv, "--base-url", fake.url])
+
+
+def test_stats_shows_blocks_by_state_and_hits(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(fake, "stats", "--api-key", "k") == 0
+    output = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    for name, count, share in (("in use", 50, "25.0"), ("cached", 100, "50.0"), ("free", 50, "25.0")):
+        assert any(line.startswith(name) and line.endswith(f"{count} {share} %") for line in lines), lines
+    assert "hit rate 25.0 %" in lines
+    assert "not in the cache 750" in lines
+    assert "\x1b" not in output
+    assert fake.headers[0]["authorization"] == "Bearer k"
+
+
+def test_stats_of_a_tenant_has_no_tree(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answers["GET /v1/cache"] = {key: value for key, value in REPORT.items() if key != "tree"}
+    assert run(fake, "stats") == 0
+    assert "tree" not in capsys.readouterr().out
+
+
+def test_json_is_the_answer_on_one_line(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(fake, "stats", "--json") == 0
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    assert json.loads(output) == REPORT
+
+
+def watched(fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, reports: list[Any], *argv: str) -> int:
+    """Watch a cache that gives these reports, a second apart; Ctrl-C comes after the last one."""
+    rest = iter(reports[1:])
+    seconds = iter(range(len(reports)))
+    fake.answers["GET /v1/cache"] = reports[0]
+
+    async def sleep(_: float) -> None:
+        report = next(rest, None)
+        if report is None:
+            raise KeyboardInterrupt
+        fake.answers["GET /v1/cache"] = report
+
+    monkeypatch.setattr(cache, "sleep", sleep)
+    monkeypatch.setattr(cache, "monotonic", lambda: float(next(seconds)))
+    return run(fake, "stats", "--watch", *argv)
+
+
+def test_watch_shows_rates_of_the_last_interval_until_ctrl_c(
+    fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = REPORT | {"tokens": {"queried": 1400, "hit": 550, "hit_rate": 0.39, "evicted": 7}}
+    assert watched(fake, monkeypatch, [REPORT, later]) == 0
+    output = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert "read from the cache 250" in lines
+    assert "read from the cache 550 300" in lines
+    assert "not in the cache 850 100" in lines
+    assert "hit rate 39.3 % 75.0 %" in lines
+    assert "\x1b" not in output
+
+
+def test_watch_has_no_rate_over_the_start_of_a_new_engine(
+    fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = REPORT | {"tokens": {"queried": 10, "hit": 5, "hit_rate": 0.5, "evicted": 0}}
+    assert watched(fake, monkeypatch, [REPORT, later]) == 0
+    assert "a second" not in capsys.readouterr().out
+
+
+def test_watch_prints_json_lines(
+    fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched(fake, monkeypatch, [REPORT, REPORT], "0.5", "--json") == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORT, REPORT]
+
+
+def test_pin_sends_the_file_with_its_time(
+    fake: FakeCacheServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answers["POST /v1/cache/pin"] = {"pin_id": "abc", "num_tokens": 70}
+    file = tmp_path / "chat.json"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    assert run(fake, "pin", str(file), "--ttl", "1h") == 0
+    assert fake.calls == [
+        ("POST /v1/cache/pin", {"messages": [{"role": "user", "content": "hi"}], "ttl": 3600.0}),
+    ]
+    assert "abc" in capsys.readouterr().out
+
+
+def test_a_request_is_read_from_standard_input(fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.answers["POST /v1/cache/pin"] = {"pin_id": "abc"}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "hi"}')))
+    assert run(fake, "pin", "-") == 0
+    assert fake.calls[0][1] == {"prompt": "hi", "ttl": 300.0}
+
+
+def test_unpin_names_the_pin_whatever_is_in_its_id(fake: FakeCacheServer) -> None:
+    fake.answers["DELETE /v1/cache/pin/abc"] = {}
+    assert run(fake, "unpin", "abc") == 0
+    assert run(fake, "unpin", "../reset") == 1
+    assert [call for call, _ in fake.calls] == ["DELETE /v1/cache/pin/abc", "DELETE /v1/cache/pin/../reset"]
+
+
+def test_reset_says_what_was_dropped(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answers["POST /v1/cache/reset"] = {"dropped_blocks": 3, "kept_blocks": 2}
+    assert run(fake, "reset") == 0
+    assert capsys.readouterr().out == "dropped blocks: 3\nkept blocks: 2\n"
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(fake, "save") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "answered 404: there is no route POST /v1/cache/save" in error
+
+
+@pytest.mark.parametrize("answer", [[], {"block_size": 16}, {**REPORT, "blocks": None}])
+def test_another_servers_answer_is_one_line_and_exit_code_1(
+    answer: Any, fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answers["GET /v1/cache"] = answer
+    assert run(fake, "stats") == 1
+    assert "not of the expected form" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "No such file"), ("[1]", "no request body"), ("\xff", "no request body")]
+)
+def test_a_file_without_a_request_is_one_line_and_exit_code_2(
+    content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "body.json"
+    if content is not None:
+        file.write_text(content, encoding="latin-1")
+    assert main(["cache", "pin", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error
+
+
+def test_times_are_seconds_or_have_a_unit() -> None:
+    assert [seconds_of(text) for text in ("90", "1.5s", "5m", "1h")] == [90, 1.5, 300, 3600]
