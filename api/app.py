@@ -18,6 +18,7 @@ from radixserve.api.error_responses import (
     on_http_exception,
     on_request_error,
 )
+from radixserve.api.explain import explain
 from radixserve.api.metrics import Metrics
 from radixserve.api.models import list_models, show_model
 from radixserve.api.operations import health, metrics, ready, version
@@ -37,6 +38,7 @@ ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/cache", show_cache),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
+    Route("/v1/cache/explain", explain, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

@@ -10,6 +10,7 @@ from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.diagnosis.prompt import DiagnosedPrompt
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
@@ -26,7 +27,7 @@ class Generation:
     stream_options.include_usage and return_token_ids. priority: the field of that name. is_chat: there is one prompt, a
     conversation, and an answer to it may come back in the next. tool_use: tools that the answers may call.
     num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers to each prompt
-    begin with; empty unless that is wanted.
+    begin with; empty unless that is wanted. diagnosed: the prompts again, if the answer is to carry diagnoses of them.
     """
 
     prompts: list[list[int]]
@@ -40,6 +41,7 @@ class Generation:
     tool_use: ToolUse | None = None
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
+    diagnosed: tuple[DiagnosedPrompt, ...] = ()
 
     @property
     def num_logprobs(self) -> int | None:

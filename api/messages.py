@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest
+from radixserve.api.requests import BeamSearchRequest, ChatRequest, ExplainRequest, TokenizeRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.messages import Message, template_messages
@@ -13,7 +13,7 @@ _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_promp
 
 def encode_messages(
     messages: list[Message],
-    options: ChatRequest | TokenizeRequest | BeamSearchRequest,
+    options: ChatRequest | TokenizeRequest | BeamSearchRequest | ExplainRequest,
     tokenizer: Tokenizer,
     tools: list[dict[str, Any]] | None = None,
     answers: AnswerLookup | None = None,
