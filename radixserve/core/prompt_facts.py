@@ -30,7 +30,7 @@ def explain(cache: KVCache, command: ExplainPrompt) -> PromptFacts:
         num_tokens=len(token_ids),
         num_hit_tokens=num_hit_tokens,
         num_common_tokens=num_common_tokens,
-        lost=None,
+        lost=cache.lost.behind(sequence, num_hit_tokens),
         others=others,
         num_tokens_elsewhere=_num_tokens_elsewhere(cache, sequence) if command.sees_other_namespaces else 0,
     )

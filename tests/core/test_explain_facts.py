@@ -8,7 +8,7 @@ from radixserve.core.namespace import encode_namespace
 from radixserve.core.other_prompts import MAX_PROMPTS, MAX_TOKENS
 from radixserve.core.prompt_facts import explain
 from radixserve.protocol import ExplainPrompt, PromptFacts
-from tests.core.clock import Clock
+from tests.clock import FakeClock
 from tests.core.driver import Driver
 
 
@@ -51,13 +51,13 @@ def test_a_prompt_that_is_cached_to_its_last_token_diverges_nowhere() -> None:
 
 
 def test_the_others_are_those_used_last() -> None:
-    clock = Clock()
+    clock = FakeClock()
     driver = Driver(num_blocks=64, block_size=2, clock=clock)
     prompts = [[0, 1, number, 9] for number in range(10, 16)]
     for prompt in [*prompts, [*prompts[0], 8]]:
-        clock.now += 1
+        clock.seconds += 1
         driver.run(prompt)
-    clock.now += 5
+    clock.seconds += 5
     facts = facts_of(driver, [0, 1, 7, 7])
     assert others_of(facts) == [[10, 9, 8], [15, 9], [14, 9], [13, 9]]
     assert [(other.seconds_idle, other.num_requests_hit) for other in facts.others] == [(5, 1), (6, 0), (7, 0), (8, 0)]

@@ -3,7 +3,9 @@
 from array import array
 
 from radixserve.core.namespace import encode_namespace
-from radixserve.protocol import ExplainPrompt, PromptFacts
+from radixserve.protocol import ExplainPrompt, LostPrefix, PinAt, PromptFacts
+from tests.clock import FakeClock
+from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import Harness, MakeHarness, ids
 
 
@@ -28,3 +30,26 @@ def test_another_tenants_prompts_are_not_told_of(make_harness: MakeHarness) -> N
     harness.ask(ids(0, 60), namespace=encode_namespace(tenant="b"))
     facts = facts_of(harness, ids(0, 60), encode_namespace(tenant="a"))
     assert facts == PromptFacts(60, 0, 0, lost=None, others=[], num_tokens_elsewhere=0)
+
+
+def test_a_prefix_that_went_after_its_pins_time_expired(make_harness: MakeHarness) -> None:
+    clock = FakeClock()
+    harness = make_harness(num_blocks=24, clock=clock)
+    prompt = ids(1, 3 * B)
+    harness.ask(prompt, pins=[PinAt("p", 2 * B, 60.0)])
+    harness.ask(ids(0, 22 * B), max_tokens=1)
+    assert facts_of(harness, prompt).num_hit_tokens == 2 * B
+    clock.seconds += 61
+    harness.step()
+    harness.ask([9, *ids(0, 22 * B)], max_tokens=1)
+    assert facts_of(harness, [*prompt, 1]).lost == LostPrefix(3 * B, "expired", 0.0, 61.0)
+
+
+def test_a_prefix_whose_pin_was_broken_says_so(make_harness: MakeHarness) -> None:
+    harness = make_harness(num_blocks=16, max_model_len=16 * B, clock=FakeClock())
+    prompt = ids(1, 2 * B + 1)
+    harness.ask(prompt, pins=[PinAt("p", 2 * B, 60.0)], max_tokens=1)
+    harness.ask(ids(0, 15 * B), max_tokens=1)
+    lost = facts_of(harness, prompt).lost
+    assert lost is not None
+    assert (lost.reason, lost.num_tokens) == ("unpinned", B), "its deeper block alone was needed"
