@@ -18,6 +18,7 @@ class CacheSettings:
     build: what K/V depends on beside the tokens; it is part of the blocks' names.
     digest: finds blocks; it may collide, as token ids are compared before a block is shared.
     clock: seconds, from any beginning on.
+    max_pinned_share: of the blocks that pins may keep, from 0 to 1.
     """
 
     prefix_cache: bool = True
@@ -26,3 +27,4 @@ class CacheSettings:
     build: bytes = b""
     digest: BlockDigest = xxh3_digest
     clock: Callable[[], float] = time.monotonic
+    max_pinned_share: float = 0.25
