@@ -214,7 +214,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class CacheBlocks(msgspec.Struct, frozen=True):
-    """K/V blocks; free + cached + in_use == total, and pinned are among the cached.
+    """K/V blocks; free + cached + in_use == total, and pinned are among cached and in_use.
 
     To a tenant cached and in_use are its own, and all others count as free, as if it were alone.
     """
