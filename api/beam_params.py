@@ -56,6 +56,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "stream": (False,),
     "cache_diagnostics": (False,),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "tool_choice": ("none", "auto"),
 }
 
