@@ -1,6 +1,7 @@
 """Conversations with a model that says what a script has for it, and what the server makes of them."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,11 +73,12 @@ async def talking(
     *,
     config: EngineConfig | None = None,
     num_blocks: int = 256,
+    clock: Callable[[], float] = time.monotonic,
     **headers: str,
 ) -> AsyncIterator[Talk]:
-    """Yield a client of a server whose model follows a script."""
+    """Yield a client of a server whose model follows a script. clock: the cache's."""
     table = Script(tokenizer, replies or {}).table()
-    engine = stub_engine(tokenizer, table, config=config, num_blocks=num_blocks, max_model_len=2048)
+    engine = stub_engine(tokenizer, table, config=config, num_blocks=num_blocks, max_model_len=2048, clock=clock)
     async with called(engine, **headers) as client:
         yield Talk(client)
 

@@ -7,7 +7,9 @@ import pytest
 from radixserve.config import EngineConfig
 from radixserve.model_path import resolve_model_path
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.api.scripted import Messages, system, talking, tool, user
+from tests.api.scripted import Messages, Talk, system, talking, tool, user
+from tests.api.serving import COMPLETIONS, ask
+from tests.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 
@@ -141,6 +143,69 @@ async def test_a_system_prompt_edited_in_the_middle(demo: Tokenizer) -> None:
     divergence = assert_diverged(diagnosis, "edited_text", "system", 0)
     assert "Be polite" in divergence["cached_text"]
     assert "Show tables" in divergence["prompt_text"]
+
+
+async def press(talk: Talk, num_prompts: int = 4) -> None:
+    """Compute prompts that have nothing to do with any other, of some 200 tokens each."""
+    for number in range(num_prompts):
+        token_ids = [1000 + 200 * number + index for index in range(200)]
+        await ask(talk.client, COMPLETIONS, prompt=token_ids, max_tokens=1)
+
+
+def assert_lost(diagnosis: dict[str, Any], cause: str, seconds_ago: float, idle_seconds: float) -> None:
+    """Check what is named, of a prompt all of which was cached."""
+    assert (diagnosis["cause"], diagnosis["is_expected"]) == (cause, cause == "reset"), diagnosis
+    lost = diagnosis["lost"]
+    assert lost["tokens"] >= (diagnosis["prompt_tokens"] - diagnosis["cached_tokens"]) * 3 // 4
+    assert lost["seconds_ago"] == pytest.approx(seconds_ago, abs=1)
+    assert lost["idle_seconds"] == pytest.approx(idle_seconds, abs=1)
+    assert "divergence" not in diagnosis
+
+
+async def test_a_prompt_that_was_evicted_under_pressure(demo: Tokenizer) -> None:
+    clock = FakeClock()
+    messages = [system(RULES), user(QUESTION)]
+    async with talking(demo, num_blocks=40, clock=clock) as talk:
+        await talk.say(messages)
+        clock.seconds += 300
+        await press(talk)
+        clock.seconds += 20
+        diagnosis = await talk.explain(messages)
+    assert_lost(diagnosis, "evicted", seconds_ago=20, idle_seconds=300)
+    assert "evicted 20 s ago, after 5 min without use" in diagnosis["verdict"]
+
+
+async def test_a_prompt_whose_pin_had_expired(demo: Tokenizer) -> None:
+    clock = FakeClock()
+    messages = [system(RULES), user(QUESTION)]
+    async with talking(demo, num_blocks=40, clock=clock) as talk:
+        await ask(talk.client, "/v1/cache/pin", messages=messages, ttl=60)
+        clock.seconds += 40
+        await press(talk)
+        assert (await talk.explain(messages))["cause"] == "none"
+        clock.seconds += 40
+        await press(talk)
+        diagnosis = await talk.explain(messages)
+    assert_lost(diagnosis, "expired", seconds_ago=0, idle_seconds=80)
+    assert "their pin was over" in diagnosis["verdict"]
+
+
+async def test_a_prompt_whose_pin_was_broken_for_a_request_that_cannot_run_without(demo: Tokenizer) -> None:
+    messages = [system(RULES), user(QUESTION)]
+    async with talking(demo, num_blocks=40) as talk:
+        await ask(talk.client, "/v1/cache/pin", messages=messages, ttl=60)
+        await ask(talk.client, COMPLETIONS, prompt=list(range(1000, 1620)), max_tokens=1)
+        diagnosis = await talk.explain(messages)
+    assert_lost(diagnosis, "unpinned", seconds_ago=0, idle_seconds=0)
+
+
+async def test_a_cache_that_was_reset_is_nothing_wrong_with_the_prompt(demo: Tokenizer) -> None:
+    messages = [system(RULES), user(QUESTION)]
+    async with talking(demo) as talk:
+        await talk.say(messages)
+        await talk.client.post("/v1/cache/reset")
+        diagnosis = await talk.explain(messages)
+    assert_lost(diagnosis, "reset", seconds_ago=0, idle_seconds=0)
 
 
 async def test_another_salt_with_every_request(demo: Tokenizer) -> None:
