@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from radixserve.diagnosis.common_prefix import num_equal
-from radixserve.diagnosis.passage import BORDER, RUN_LENGTH, Passage, Run, character_border, runs_of, text_around
+from radixserve.diagnosis.passage import (
+    BORDER,
+    RUN_LENGTH,
+    Passage,
+    Run,
+    character_border,
+    position_of_character,
+    runs_of,
+    text_around,
+)
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # Tokens that are looked at before the first difference, and of the prompt behind it.
@@ -51,15 +60,26 @@ class Comparison:
         self.position = num_hit + num_equal(token_ids[num_hit : num_hit + len(cached)], cached)
         self.num_tokens_left = len(token_ids) - self.position
         self.num_cached_left = num_hit + len(cached) - self.position
+        self._tokenizer = tokenizer
         start = character_border(token_ids, max(self.position - _NUM_TOKENS_BEFORE, 0), tokenizer)
-        self.prompt = Passage(token_ids[start : self.position + _NUM_TOKENS_BEHIND], tokenizer, boilerplate)
+        self._token_ids = token_ids[start : self.position + _NUM_TOKENS_BEHIND]
+        self.prompt = Passage(self._token_ids, tokenizer, boilerplate)
         begin = min(start, num_hit)
-        whole = [*token_ids[begin:num_hit], *cached]
-        self.cached = Passage(whole[start - begin :], tokenizer, boilerplate)
+        self._cached_token_ids = [*token_ids[begin:num_hit], *cached][start - begin :]
+        self.cached = Passage(self._cached_token_ids, tokenizer, boilerplate)
         # Where the tokens part, in both texts. The end of a character that they share may be still to come.
         self.offset = len(Passage(token_ids[start : self.position], tokenizer).text.rstrip("\ufffd"))
-        self.cached_text = text_around(whole, self.position - begin, tokenizer)
-        self.prompt_text = text_around(token_ids, self.position, tokenizer)
+
+    def texts_around(self) -> tuple[str, str]:
+        """Return what the cached one and the prompt hold around the first difference that can be seen."""
+        # Where the tokens part the texts need not: other ones can spell the same for a while, or to the end.
+        is_visible = self.num_equal_characters < min(len(self.cached.text), len(self.prompt.text))
+        character = self.num_equal_characters if is_visible else self.offset
+        cached_text, prompt_text = (
+            text_around(token_ids, position_of_character(token_ids, character, self._tokenizer), self._tokenizer)
+            for token_ids in (self._cached_token_ids, self._token_ids)
+        )
+        return cached_text, prompt_text
 
     @property
     def has_turns(self) -> bool:

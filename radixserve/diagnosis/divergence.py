@@ -98,12 +98,13 @@ def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place) ->
 def describe(fault: Fault, comparison: Comparison, place: Place) -> Divergence:
     """Return a fault as callers get it."""
     advice = _ADVICE[fault.pattern]
+    cached_text, prompt_text = comparison.texts_around()
     return Divergence(
         position=comparison.position,
         message_index=None if fault.where == "tools" else place.message_index,
         where=fault.where,
-        cached_text=comparison.cached_text,
-        prompt_text=comparison.prompt_text,
+        cached_text=cached_text,
+        prompt_text=prompt_text,
         pattern=fault.pattern,
         advice=f"{fault.detail}; {advice}" if fault.detail else advice,
     )

@@ -1,6 +1,7 @@
 """Tokens of a prompt as words, and which turn each word is in: what two prompts are compared by."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
@@ -92,13 +93,19 @@ def _without(found: list[re.Match[str]], boilerplate: frozenset[Run]) -> list[re
 
 def character_border(token_ids: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
     """Return the last position up to this one at which no character is cut in two."""
-    for back in range(min(_MAX_TOKENS_OF_CHARACTER, position)):
+    for back in range(min(_MAX_TOKENS_OF_CHARACTER, position + 1)):
         if position - back == len(token_ids):
             if not _is_cut(token_ids, position - back, tokenizer):
                 return position - back
         elif not _continues_character(token_ids[position - back], tokenizer):
             return position - back
     return position
+
+
+def position_of_character(token_ids: Sequence[int], character: int, tokenizer: Tokenizer) -> int:
+    """Return the position of the token that holds a character of a passage's text."""
+    ends = range(1, len(token_ids) + 1)
+    return bisect_right(ends, character, key=lambda end: len(Passage(token_ids[:end], tokenizer).text))
 
 
 def _continues_character(token_id: int, tokenizer: Tokenizer) -> bool:
