@@ -224,6 +224,7 @@ async def test_without_introspection_other_salts_are_not_looked_at_and_the_verdi
     async with talking(demo) as talk:
         await talk.say(messages, cache_salt="one")
         diagnosis = await talk.explain(messages, cache_salt="two")
+        assert (await talk.explain(messages, cache_salt="one"))["cause"] == "none"
     assert (diagnosis["cause"], diagnosis["is_expected"]) == ("never_computed", True)
     assert "other salts were not looked at" in diagnosis["verdict"]
 

@@ -1,9 +1,13 @@
 """Prompts that miss for no fault of theirs: nothing is found in any of them, whatever the chat template."""
 
+from array import array
 from typing import Any
 
 import pytest
 
+from radixserve.diagnosis.diagnose import diagnose
+from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
+from radixserve.protocol import OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message
 from tests.diagnosis.talks import TEMPLATES, Model, assistant, system, tool, user
 from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS
@@ -59,6 +63,10 @@ CASES: dict[str, tuple[list[Message], list[list[Message]]]] = {
     ),
     "few-shot": ([system(RULES), user(f"{FEW_SHOT}a long film.")], [[system(RULES), user(f"{FEW_SHOT}a short one.")]]),
     "few-shot in one message": ([user(f"{FEW_SHOT}a long film.")], [[user(f"{FEW_SHOT}a short one.")]]),
+    "another last message": (
+        [system(RULES), user(f"At 10:25. {FACTS} What is it about?")],
+        [[system(RULES), user(f"At 10:22. {FACTS} What is it about?"), assistant("A report.")]],
+    ),
     "one form": ([user("Translate 'cat' into French.")], [[user("Translate 'dog' into French."), assistant("chien")]]),
     "another document": (about("rice is white", "colour?", "White."), [about("snow is cold", "warm?", "No.")]),
     "another answer was taken": (
@@ -119,6 +127,16 @@ def test_a_talk_that_goes_on_is_told_from_one_that_is_new(models: dict[str, Mode
     # Only one of several answers is gone on with.
     other = [*TALK[:2], assistant("I do not know.")]
     assert model.diagnose([*TALK[:3], user("Thanks")], model.cached(other), model.cached(TALK[:3])).cause == "none"
+
+
+def test_a_cached_prompt_that_holds_all_of_it_leaves_nothing_to_explain(models: dict[str, Model]) -> None:
+    """Even if less of it would hit."""
+    model = models["chatml"]
+    token_ids = model.encode(TALK)
+    rest = OtherPrompt(array("i", [*token_ids[10:], 1, 2, 3]).tobytes(), seconds_idle=1.0, num_requests_hit=1)
+    facts = PromptFacts(len(token_ids), 10, len(token_ids), None, [rest], 0)
+    prompt = DiagnosedPrompt(token_ids, Conversation(TALK, model.encode))
+    assert diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=True).cause == "none"
 
 
 @pytest.mark.parametrize(

@@ -193,10 +193,11 @@ def test_a_text_without_messages_is_at_fault_if_most_of_it_comes_again(models: d
 def test_the_cached_prompt_that_is_most_alike_is_the_one_compared_with(models: dict[str, Model]) -> None:
     model = models["chatml"]
     cached = [
-        model.cached([system("On Monday you sing."), *OTHER_TALK]),
-        model.cached([system(f"On 12:01 you are a bot. {RULES}"), *OTHER_TALK]),
-        model.cached([system("On Tuesday you dance."), *OTHER_TALK]),
+        model.cached([system("It is Monday, and you sing."), *OTHER_TALK]),
+        model.cached([system(f"It is 10:01, you are a bot. {RULES}"), *OTHER_TALK]),
+        model.cached([system(f"It is 12:01, you are a bot. {RULES}"), *TALK[1:]]),
+        model.cached([system("It is 13:01, and you dance."), *OTHER_TALK]),
     ]
-    diagnosis = model.diagnose([system(f"On 11:59 you are a bot. {RULES}"), QUESTION], *cached)
+    diagnosis = model.diagnose([system(f"It is 23:59, you are a bot. {RULES}"), *TALK[1:], QUESTION], *cached)
     assert isinstance(diagnosis.divergence, Divergence)
     assert "12:01" in diagnosis.divergence.cached_text
