@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "model": VALUES | {"kernels", "attention"},
     "runner": VALUES | DEVICE | {"kernels", "core.batch"},
     "tokenizer": VALUES,
-    "engine": VALUES | DEVICE | {"core", "runner", "tokenizer"},
+    "events": VALUES | {"core"},
+    "engine": VALUES | DEVICE | {"core", "events", "runner", "tokenizer"},
     "api": VALUES | {"core.namespace", "tokenizer", "engine"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "tokenizer", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "events", "tokenizer", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

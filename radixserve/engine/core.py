@@ -17,6 +17,7 @@ from radixserve.engine.detokenizer import Detokenizer
 from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
+from radixserve.events.start import KVEvents
 from radixserve.protocol import (
     AddRequest,
     CacheWasReset,
@@ -66,6 +67,7 @@ class EngineCore:
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
         self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
+        self._events: KVEvents | None = None
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[Sequence, Detokenizer] = {}
@@ -80,6 +82,10 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether step() has something to compute or to tell."""
         return self._scheduler.has_work or self._has_news
+
+    def publish_events(self, events: KVEvents) -> None:
+        """Publish what the cache does after each step from now on, until close, which closes events too."""
+        self._events = events
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
@@ -125,7 +131,14 @@ class EngineCore:
         self._has_news = False
         if self._scheduler.has_work:
             deltas += self._compute()
+        if self._events is not None:
+            self._events.publish()
         return StepOutput(deltas, self.stats())
+
+    def close(self) -> None:
+        """Let go of what an engine holds beside memory. No other call may follow."""
+        if self._events is not None:
+            self._events.close()
 
     def stats(self) -> EngineStats:
         """Return the engine's figures as they are now."""
@@ -140,6 +153,7 @@ class EngineCore:
             queue_seconds=self._scheduler.queue_seconds,
             num_overtakes=self._scheduler.num_overtakes,
             cache=self._cache.stats(),
+            num_dropped_event_batches=0 if self._events is None else self._events.num_dropped_batches,
         )
 
     def _compute(self) -> list[Delta]:
