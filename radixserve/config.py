@@ -75,6 +75,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_call_parser: Annotated[
         Literal["auto", "hermes"], _described("how the model writes calls of tools; auto goes by its chat template")
     ] = "auto"
+    enable_cache_introspection: Annotated[
+        bool, _described("let callers look into their own cache: the tree, and other salts of their tenant")
+    ] = False
     request_timeout: Annotated[float | None, _described("seconds after which a request is ended with 504")] = None
     shutdown_timeout: Annotated[float, _described("seconds that running requests get at shutdown")] = 30.0
     cors_origin: Annotated[tuple[str, ...], _described("web origin that may call the API, or *")] = ()

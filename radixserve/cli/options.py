@@ -43,6 +43,7 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "api_key",
         "cors_origin",
         "tool_call_parser",
+        "enable_cache_introspection",
         "shutdown_timeout",
         "log_level",
     ),
@@ -58,7 +59,6 @@ GROUPS: dict[Group, tuple[str, ...]] = {
 PLANNED: dict[str, tuple[str, ...]] = {
     "--quantization": (),
     "--kv-cache-dir": (),
-    "--enable-cache-introspection": (),
     "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }

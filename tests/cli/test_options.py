@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "served_model_name": ("name", "name"),
     "chat_template": ("t.jinja", "t.jinja"),
     "tool_call_parser": ("hermes", "hermes"),
+    "enable_cache_introspection": ("1", True),
     "request_timeout": ("1.5", 1.5),
     "shutdown_timeout": ("4", 4.0),
     "cors_origin": ("*", ("*",)),
