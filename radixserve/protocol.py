@@ -13,11 +13,12 @@ import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
-from radixserve.errors import InvalidRequest, RequestError
+from radixserve.errors import InvalidRequest, PinBudgetExceeded, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
-FailureKind = Literal["invalid_request", "queue_full", "internal_error"]
+FailureKind = Literal["invalid_request", "queue_full", "pin_budget", "internal_error"]
+LossReason = Literal["evicted", "expired", "unpinned", "reset"]
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start"):
@@ -30,6 +31,17 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
     public_prefixes: list[bytes]
 
 
+class PinAt(msgspec.Struct, frozen=True, array_like=True):
+    """Keep a prompt's first num_tokens tokens in the cache for ttl seconds, from the time they are computed.
+
+    pin_id: unique among pins; the sender makes it, never a caller of the API.
+    """
+
+    pin_id: str
+    num_tokens: int
+    ttl: float
+
+
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Start a request.
 
@@ -38,6 +50,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     namespace: prefixes are shared between requests of equal namespaces only (see radixserve.core.namespace).
     priority: lower goes first, under the priority policy.
     tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
+    pins: refused as a whole, with the request, if there is no room for one of them.
     """
 
     request_id: str
@@ -46,6 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     namespace: bytes = b""
     priority: int = 0
     tool_call_begin: str | None = None
+    pins: list[PinAt] = []
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -77,7 +91,8 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     """What the engine has of one tenant, and nothing that depends on what the others do with it.
 
     num_blocks: the whole pool's. Cached blocks, and those in use, are the tenant's own. Counters: queried, hit and
-    evicted tokens. Gauges: num_running and num_waiting sequences.
+    evicted tokens. Gauges: num_running and num_waiting sequences. num_pinned_blocks: under pins of the tenant, public
+    ones too.
     """
 
     block_size: int
@@ -89,10 +104,152 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     num_evicted_tokens: int
     num_running: int
     num_waiting: int
+    num_pinned_blocks: int = 0
 
 
-ControlCommand = ResetCache | ShowTenant
-ControlResult = CacheWasReset | TenantStats
+class ExplainPrompt(msgspec.Struct, frozen=True, tag="explain"):
+    """Ask what a request of this prompt would find in the cache now, and what became of the rest. Changes nothing.
+
+    token_ids: int32 in native order. namespace: as in AddRequest. sees_other_namespaces: whether the tenant's
+    namespaces of other salts are looked at too.
+    """
+
+    token_ids: bytes
+    namespace: bytes
+    sees_other_namespaces: bool
+
+
+class LostPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """What was cached of a prompt right behind its hit, and is not any more.
+
+    num_tokens: from the end of the hit to the end of the last whole block that is known to be lost.
+    reason: why, of the first of its blocks. evicted: others needed the room. expired: the same, when a pin's time was
+    over. unpinned: a pin was broken for a request that could not run alone. reset: its owner or the operator wished so.
+    seconds_ago: since when, of the first of its blocks, to a second. idle_seconds: how long it was unused by then.
+    """
+
+    num_tokens: int
+    reason: LossReason
+    seconds_ago: float
+    idle_seconds: float
+
+
+class OtherPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """A cached prompt that begins with another one's first num_common_tokens.
+
+    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first ones if it is long.
+    seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it holds
+    right there.
+    """
+
+    token_ids: bytes
+    seconds_idle: float
+    num_requests_hit: int
+
+
+class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
+    """What the cache holds of a prompt.
+
+    num_hit_tokens: what a request would read from the cache, at most num_tokens - 1. num_common_tokens: the most that a
+    cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
+    lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
+    num_common_tokens with it, the one used last first, at most 4; none differs from another in its num_hit_tokens.
+    num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
+    """
+
+    num_tokens: int
+    num_hit_tokens: int
+    num_common_tokens: int
+    lost: LostPrefix | None
+    others: list[OtherPrompt]
+    num_tokens_elsewhere: int
+
+
+class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
+    """End a pin of a tenant's, or of anyone's if tenant is None."""
+
+    pin_id: str
+    tenant: str | None
+
+
+class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
+    """is_found: whether there was such a pin."""
+
+    is_found: bool
+
+
+class ShowPins(msgspec.Struct, frozen=True, tag="show_pins"):
+    """Ask for a tenant's pins, or for those of all tenants if tenant is None."""
+
+    tenant: str | None
+
+
+class PinInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A pin. num_blocks: that it keeps, some of them perhaps under other pins too."""
+
+    pin_id: str
+    num_tokens: int
+    num_blocks: int
+    seconds_left: float
+
+
+class Pins(msgspec.Struct, frozen=True, tag="pins"):
+    """The pins that were asked for, the one that ends first in front.
+
+    max_blocks: that all pins may hold together. num_other_blocks: held by, or reserved for, pins that are not listed.
+    """
+
+    pins: list[PinInfo]
+    max_blocks: int
+    num_other_blocks: int
+
+
+class ShowTree(msgspec.Struct, frozen=True, tag="show_tree"):
+    """Ask for what is cached of one tenant's; of None, the tenant without a name, public prefixes too.
+
+    max_depth: nodes on the way down. max_nodes: in all; those used last are shown.
+    """
+
+    tenant: str | None
+    max_depth: int
+    max_nodes: int
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that follow one another without a branch, or the part-filled last block of an ended request.
+
+    depth: nodes shown on the path down to this one, itself included. num_tokens_above: position of its first token.
+    preview_token_ids: int32 in native order, the first ones. num_holders: most sequences that hold one of its blocks.
+    request_ids: the tenant's running requests that hold a block of this node, and none of a node shown below it.
+    seconds_idle: since a block of it was last used; 0 while one is in use. num_hits: requests that began with it since
+    it was computed. is_tail: whether it is a part-filled block.
+    """
+
+    depth: int
+    num_tokens_above: int
+    num_tokens: int
+    num_blocks: int
+    preview_token_ids: bytes
+    num_holders: int
+    request_ids: list[str]
+    seconds_idle: float
+    num_hits: int
+    num_pinned_blocks: int
+    is_tail: bool
+
+
+class TreeView(msgspec.Struct, frozen=True, tag="tree_view"):
+    """Nodes depth first, each before those below it, of equal ones above the one used last in front.
+
+    num_nodes: all that the tenant has; if these are more, some were cut off.
+    """
+
+    nodes: list[TreeNode]
+    num_nodes: int
+
+
+ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt | ShowTree
+ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts | TreeView
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -131,7 +288,11 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: RequestError) -> "Failure":
         """Return what tells the caller of an error that the engine met."""
-        kind: FailureKind = "invalid_request" if isinstance(error, InvalidRequest) else "internal_error"
+        kind: FailureKind = "internal_error"
+        if isinstance(error, InvalidRequest):
+            kind = "invalid_request"
+        elif isinstance(error, PinBudgetExceeded):
+            kind = "pin_budget"
         return cls(kind, error.message, error.param)
 
 
@@ -187,6 +348,8 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     num_free + num_cached + num_in_use == num_blocks. A cached block is held by the tree alone, a block in use by a
     sequence. queried, hit and evicted tokens only ever grow; a resumed request does not count as queried again.
+    num_pinned_blocks: under a pin, cached or in use. num_broken_pins: counts those that ended before their time as a
+    request could not run alone without their blocks.
     """
 
     block_size: int
@@ -199,6 +362,8 @@ class CacheStats(msgspec.Struct, frozen=True):
     num_evicted_tokens: int
     num_tree_nodes: int
     tree_depth: int
+    num_pinned_blocks: int = 0
+    num_broken_pins: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -23,9 +23,17 @@ class BlockUse(CacheObserver):
         self._last_used = array("d", bytes(8 * num_blocks))
         self._num_hits = array("i", bytes(4 * num_blocks))
 
+    def now(self) -> float:
+        """Return the time on the clock."""
+        return self._clock()
+
     def last_used(self, block_id: int) -> float:
         """When a sequence last held the block, on the clock; for one that is held, when that began at the latest."""
         return self._last_used[block_id]
+
+    def seconds_idle(self, block_id: int) -> float:
+        """How long ago last_used was."""
+        return self._clock() - self._last_used[block_id]
 
     def num_hits(self, block_id: int) -> int:
         """How many sequences began with the block since it is cached."""

@@ -17,7 +17,9 @@ class CacheSettings:
     by all namespaces that differ in their tenant alone; what lies behind them, and all else, by equal namespaces only.
     build: what K/V depends on beside the tokens; it is part of the blocks' names.
     digest: finds blocks; it may collide, as token ids are compared before a block is shared.
+    max_lost_blocks: evicted ones that are remembered, to explain a miss; in 10 MB, about 4 million tokens.
     clock: seconds, from any beginning on.
+    max_pinned_share: of the blocks that pins may keep, from 0 to 1.
     """
 
     prefix_cache: bool = True
@@ -25,4 +27,6 @@ class CacheSettings:
     public_prefixes: Sequence[Sequence[int]] = ()
     build: bytes = b""
     digest: BlockDigest = xxh3_digest
+    max_lost_blocks: int = 2**18
     clock: Callable[[], float] = time.monotonic
+    max_pinned_share: float = 0.25

@@ -43,6 +43,12 @@ def public_namespace_of(namespace: bytes) -> bytes | None:
     return b"".join(_encode_field(kind, value) for kind, value in shared.items())
 
 
+@lru_cache(maxsize=1024)
+def without_salt(namespace: bytes) -> bytes:
+    """Return a namespace as it is for the same tenant, build and adapter without a salt."""
+    return b"".join(_encode_field(kind, value) for kind, value in _fields(namespace) if kind != _SALT)
+
+
 def is_public(namespace: bytes) -> bool:
     """Whether a namespace belongs to no tenant: one of public_namespace_of."""
     return namespace.startswith(_PUBLIC)

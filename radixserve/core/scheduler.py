@@ -139,8 +139,11 @@ class Scheduler:
 
     def tenant_stats(self, tenant: str | None) -> TenantStats:
         """Return one tenant's figures, in time proportional to the blocks that it has in use."""
-        running = [sequence for sequence in self._running if sequence.request.tenant == tenant]
-        return self._cache.tenant_stats(tenant, running, self._waiting.num_waiting(tenant))
+        return self._cache.tenant_stats(tenant, self.running_of(tenant), self._waiting.num_waiting(tenant))
+
+    def running_of(self, tenant: str | None) -> list[Sequence]:
+        """Return a tenant's sequences that hold blocks."""
+        return [sequence for sequence in self._running if sequence.request.tenant == tenant]
 
     def add(self, request: Request) -> None:
         """Queue a request with its one sequence, whose tokens are the prompt (at least one, under max_model_len)."""
@@ -156,6 +159,7 @@ class Scheduler:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""
         for sequence in request.sequences:
             self._end_sequence(sequence)
+        self._cache.pins.forget(request)
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End one sequence for a reason that its caller is told."""
@@ -195,6 +199,8 @@ class Scheduler:
                 request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
+            if request.pins:
+                self._cache.pins.make(sequence)
             if row_candidates and row_candidates[0] is not None:
                 selecting.setdefault(request, []).append(row_candidates[0])
             elif row_draws:

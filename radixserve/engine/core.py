@@ -8,15 +8,18 @@ from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
 from radixserve.core.namespace import tenant_of
+from radixserve.core.prompt_facts import explain
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.core.tree_view import show_tree
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
-from radixserve.errors import InvalidRequest
+from radixserve.engine.pinning import reason_to_refuse_pins
+from radixserve.errors import InvalidRequest, PinBudgetExceeded
 from radixserve.events.start import KVEvents
 from radixserve.protocol import (
     AddRequest,
@@ -25,11 +28,16 @@ from radixserve.protocol import (
     ControlResult,
     Delta,
     EngineStats,
+    ExplainPrompt,
     Failure,
     ResetCache,
+    ShowPins,
     ShowTenant,
+    ShowTree,
     StepOutput,
     TokenLogprobs,
+    Unpin,
+    Unpinned,
 )
 from radixserve.runner.executor import Executor
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -81,7 +89,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has something to compute or to tell."""
-        return self._scheduler.has_work or self._has_news
+        return self._scheduler.has_work or self._has_news or self.seconds_until_wake() == 0
+
+    def seconds_until_wake(self) -> float | None:
+        """Return how long the engine may sleep while it has no work: then it has. None: until a message comes."""
+        return self._cache.pins.seconds_until_expiry()
 
     def publish_events(self, events: KVEvents) -> None:
         """Publish what the cache does after each step from now on, until close, which closes events too."""
@@ -89,11 +101,13 @@ class EngineCore:
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
+        self._cache.pins.expire()
         refusal = self._reason_to_refuse(message)
         if refusal is None:
             try:
                 request = self._request(message)
-            except InvalidRequest as error:
+                self._cache.pins.reserve(request.sequences[0], message.pins)
+            except (InvalidRequest, PinBudgetExceeded) as error:
                 refusal = Failure.of(error)
         if refusal is not None:
             self._refusals.append(_failure_delta(message.request_id, refusal))
@@ -113,6 +127,7 @@ class EngineCore:
 
     def control(self, command: ControlCommand) -> ControlResult:
         """Run one command between two steps."""
+        self._cache.pins.expire()
         match command:
             case ShowTenant(tenant):
                 return self._scheduler.tenant_stats(tenant)
@@ -120,6 +135,15 @@ class EngineCore:
                 num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
+            case ExplainPrompt():
+                return explain(self._cache, command)
+            case ShowTree(tenant):
+                return show_tree(self._cache, command, self._scheduler.running_of(tenant))
+            case Unpin(pin_id, tenant):
+                self._has_news = True
+                return Unpinned(self._cache.pins.unpin(pin_id, tenant))
+            case ShowPins(tenant):
+                return self._cache.pins.show(tenant)
 
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.
@@ -129,6 +153,7 @@ class EngineCore:
         """
         deltas, self._refusals = self._refusals, []
         self._has_news = False
+        self._cache.pins.expire()
         if self._scheduler.has_work:
             deltas += self._compute()
         if self._events is not None:
@@ -225,6 +250,9 @@ class EngineCore:
                 f"answer together, so a prompt has 1 to {limits.max_model_len - 1}"
             )
             return Failure("invalid_request", text, param="prompt")
+        refusal = reason_to_refuse_pins(message, shares_prefixes=self._cache.shares_prefixes)
+        if refusal is not None:
+            return refusal
         if isinstance(message.params, BeamSearchParams):
             refusal = self._beams.reason_to_refuse(message.params, num_prompt_tokens)
             if refusal is not None:

@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "schedule_policy": ("fcfs", "fcfs"),
     "eviction_policy": ("lru", "lru"),
     "no_prefix_cache": ("1", True),
+    "max_pinned_share": ("0.5", 0.5),
     "public_prefixes": ("prefixes.json", "prefixes.json"),
     "kv_events_endpoint": ("tcp://*:5557", "tcp://*:5557"),
     "kv_events_replay_endpoint": ("tcp://*:5558", "tcp://*:5558"),

@@ -1,27 +1,18 @@
 """When blocks were last used, and how often they were found."""
 
+from tests.clock import FakeClock
 from tests.core.driver import Driver
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_block_ages_from_when_its_last_holder_gave_it_back() -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     driver = Driver(num_blocks=16, block_size=2, clock=clock)
     sequence = driver.start([5, 6, 7, 8, 9])
     first, second, _ = sequence.block_table
-    clock.now = 10.0
+    clock.seconds = 10.0
     driver.finish(sequence)
     assert [driver.cache.use.last_used(block_id) for block_id in (first, second)] == [10.0, 10.0]
-    clock.now = 20.0
+    clock.seconds = 20.0
     driver.finish(driver.start([5, 6, 1, 2]))
     assert [driver.cache.use.last_used(block_id) for block_id in (first, second)] == [20.0, 10.0]
 

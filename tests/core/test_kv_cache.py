@@ -101,7 +101,7 @@ def test_pc_7_namespaces_share_nothing() -> None:
 
 def test_an_emptied_namespace_leaves_nothing_behind() -> None:
     sizes = []
-    driver = Driver(num_blocks=16, block_size=4, eviction_policy="lru")
+    driver = Driver(num_blocks=16, block_size=4, eviction_policy="lru", max_lost_blocks=0)
     for num_namespaces in (1, 100):
         for index in range(num_namespaces):
             driver.run(ids(10), namespace=b"%d" % index)
@@ -169,7 +169,7 @@ def test_rt_2_sizes_stay_right_over_a_split() -> None:
 
 def test_rt_2_sizes_stay_right_over_5000_random_operations() -> None:
     numbers = random.Random(2)
-    driver = Driver(num_blocks=40, block_size=1)
+    driver = Driver(num_blocks=40, block_size=1, max_lost_blocks=64)
     for _ in range(5000):
         operation = numbers.choice(["insert", "match", "lock", "lock", "unlock", "unlock", "evict"])
         prompt = [numbers.randrange(2) for _ in range(numbers.randint(1, 9))]

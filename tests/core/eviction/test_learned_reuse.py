@@ -187,7 +187,7 @@ def test_what_is_remembered_is_bounded(num_tenants: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(learned_reuse, "MAX_GONE_BLOCKS", 500)
     monkeypatch.setattr(learned_reuse, "MAX_GHOSTS", 50)
     monkeypatch.setattr(learned_reuse, "MAX_TENANTS", 5)
-    cache = KVCache(50, 1, CacheSettings(eviction_policy="learned-reuse"))
+    cache = KVCache(50, 1, CacheSettings(eviction_policy="learned-reuse", max_lost_blocks=0))
     rng = random.Random(0)
     unseen = count(1000)
     sizes = []
