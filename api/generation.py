@@ -10,7 +10,7 @@ from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.async_engine import AsyncEngine, RequestHints
 from radixserve.protocol import Delta
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN
@@ -70,9 +70,10 @@ class UsageCounter:
         )
 
 
-async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[tuple[int, Delta], None]:
+async def generate(engine: AsyncEngine, generation: Generation, name: str) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield (index of the prompt, delta) until every answer is finished. Closing it aborts what is left at once.
 
+    name: what the request is called where the cache is shown.
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
@@ -81,7 +82,7 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
             generation.params,
             namespace=generation.namespace,
             priority=generation.priority,
-            tool_call_begin=None if generation.tool_use is None else CALL_BEGIN,
+            hints=RequestHints(None if generation.tool_use is None else CALL_BEGIN, name),
         )
         for prompt in generation.prompts
     ]

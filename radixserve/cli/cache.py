@@ -14,6 +14,7 @@ from rich.live import Live
 
 from radixserve.bench.server import Server
 from radixserve.cli.cache_stats import CacheFigures, Rates, rates_between, stats_view
+from radixserve.cli.cache_tree import TreeFigures, read_tree, tree_view
 from radixserve.cli.request_file import read_request
 from radixserve.errors import ServerCallFailed
 
@@ -87,6 +88,16 @@ async def _watch(server: Server, arguments: argparse.Namespace) -> None:
             await sleep(arguments.watch)
 
 
+async def _tree(server: Server, arguments: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    answer = await read_tree(server, arguments.depth, arguments.max_nodes, width=console.width)
+    if arguments.json:
+        print_json(answer)
+    else:
+        console.print(tree_view(read_answer(answer, TreeFigures), console))
+    return 0
+
+
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
     return _show(answer, arguments)
@@ -117,6 +128,7 @@ def _show(answer: Any, arguments: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Command] = {
     "stats": _stats,
+    "tree": _tree,
     "pin": _pin,
     "unpin": _unpin,
     "reset": _reset,
