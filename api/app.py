@@ -22,6 +22,7 @@ from radixserve.api.error_responses import (
 from radixserve.api.metrics import Metrics
 from radixserve.api.models import list_models, show_model
 from radixserve.api.operations import health, metrics, ready, version
+from radixserve.api.pins import pin, unpin, warm
 from radixserve.api.records import RecordRequests
 from radixserve.api.service import Service
 from radixserve.api.tokens import detokenize, tokenize
@@ -39,6 +40,9 @@ ROUTES = [
     Route("/v1/cache", show_cache),
     Route("/v1/cache/tree", show_tree),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
+    Route("/v1/cache/warm", warm, methods=["POST"]),
+    Route("/v1/cache/pin", pin, methods=["POST"]),
+    Route("/v1/cache/pin/{id}", unpin, methods=["DELETE"]),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

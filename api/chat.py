@@ -10,7 +10,7 @@ from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
-from radixserve.api.messages import encode_messages
+from radixserve.api.messages import encode_messages_with_ends
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, fit_budget, truncate
@@ -24,6 +24,7 @@ from radixserve.api.responses import (
     PromptLogprobs,
     Usage,
 )
+from radixserve.api.retention import read_retention
 from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
 from radixserve.api.service import HeadFields, Service
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
@@ -50,11 +51,19 @@ def _prepare(incoming: Incoming) -> Generation:
     request = incoming.decode(ChatRequest)
     tool_use = read_tool_use(request)
     params = _params(request, tool_use, service)
+    retention = read_retention(
+        request,
+        request.messages,
+        has_prefix_cache=not service.engine.config.no_prefix_cache,
+        is_beam_search=isinstance(params, BeamSearchParams),
+    )
     namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)
-    prompt = encode_messages(request.messages, request, service.engine.tokenizer, tools, answers)
+    prompt, end_positions = encode_messages_with_ends(
+        request.messages, request, service.engine.tokenizer, retention.ends, tools, answers
+    )
     prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
@@ -68,6 +77,7 @@ def _prepare(incoming: Incoming) -> Generation:
         is_chat=True,
         tool_use=tool_use,
         num_prompt_logprobs=request.prompt_logprobs,
+        pins=[retention.pins(len(prompt), end_positions)],
     )
 
 

@@ -15,6 +15,7 @@ from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import MAX_PROMPTS, BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
+from radixserve.api.retention import read_retention
 from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
 from radixserve.api.service import HeadFields
 from radixserve.beam_search_params import BeamSearchParams
@@ -47,6 +48,11 @@ def _prepare(incoming: Incoming) -> Generation:
         if is_beam_search(request)
         else completion_sampling_params(request, output_grammar(request, service.grammars))
     )
+    retention = read_retention(
+        request,
+        has_prefix_cache=not service.engine.config.no_prefix_cache,
+        is_beam_search=isinstance(params, BeamSearchParams),
+    )
     namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
     tokenizer = service.engine.tokenizer
@@ -76,6 +82,7 @@ def _prepare(incoming: Incoming) -> Generation:
             for text, token_ids in zip(texts, prompts, strict=True)
             if request.echo
         ),
+        pins=[retention.pins(len(prompt)) for prompt in prompts],
     )
 
 

@@ -1,7 +1,7 @@
 """One generating request: its prompts, the deltas of all its answers, and what they add up to."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,7 +11,7 @@ from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.engine.async_engine import AsyncEngine, RequestHints
-from radixserve.protocol import Delta
+from radixserve.protocol import Delta, PinAt
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN
 
@@ -26,7 +26,7 @@ class Generation:
     stream_options.include_usage and return_token_ids. priority: the field of that name. is_chat: there is one prompt, a
     conversation, and an answer to it may come back in the next. tool_use: tools that the answers may call.
     num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers to each prompt
-    begin with; empty unless that is wanted.
+    begin with; empty unless that is wanted. pins: what to keep of each prompt; empty if there is nothing.
     """
 
     prompts: list[list[int]]
@@ -40,6 +40,7 @@ class Generation:
     tool_use: ToolUse | None = None
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
+    pins: Sequence[list[PinAt]] = ()
 
     @property
     def num_logprobs(self) -> int | None:
@@ -83,8 +84,9 @@ async def generate(engine: AsyncEngine, generation: Generation, name: str) -> As
             namespace=generation.namespace,
             priority=generation.priority,
             hints=RequestHints(None if generation.tool_use is None else CALL_BEGIN, name),
+            pins=generation.pins[index] if generation.pins else [],
         )
-        for prompt in generation.prompts
+        for index, prompt in enumerate(generation.prompts)
     ]
     if len(streams) == 1:
         async with aclosing(streams[0]) as deltas:

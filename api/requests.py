@@ -65,6 +65,8 @@ class GenerationRequest(ModelRequest, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
     priority: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
@@ -119,6 +121,29 @@ class TokenizeRequest(ModelRequest, kw_only=True):
     cache_salt: str | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
+
+
+class WarmRequest(ModelRequest, kw_only=True):
+    """POST /v1/cache/warm: one text or list of token ids, or messages. What would say more than these is there too."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    truncate_prompt_tokens: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class PinRequest(WarmRequest, kw_only=True):
+    """POST /v1/cache/pin. ttl: seconds, or as in "5m"."""
+
+    ttl: float | str | None = None
 
 
 class DetokenizeRequest(ModelRequest, kw_only=True):

@@ -214,7 +214,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class CacheBlocks(msgspec.Struct, frozen=True):
-    """K/V blocks; free + cached + in_use == total, and pinned are among the cached.
+    """K/V blocks; free + cached + in_use == total, and pinned are among cached and in_use.
 
     To a tenant cached and in_use are its own, and all others count as free, as if it were alone.
     """
@@ -296,6 +296,34 @@ class CacheReset(msgspec.Struct, frozen=True):
 
     dropped_blocks: int
     kept_blocks: int
+
+
+class CacheWarmed(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/cache/warm: tokens of the prompt, and how many of them were in the cache and how many were computed."""
+
+    object: Literal["cache.warm"] = "cache.warm"
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+
+
+class CachePin(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/cache/pin. blocks: K/V blocks that hold the tokens. expires_at: Unix time. ttl: seconds, as asked."""
+
+    id: str
+    object: Literal["cache.pin"] = "cache.pin"
+    tokens: int
+    blocks: int
+    expires_at: int
+    ttl: float
+
+
+class CacheUnpinned(msgspec.Struct, frozen=True, kw_only=True):
+    """DELETE /v1/cache/pin/{id}."""
+
+    id: str
+    object: Literal["cache.pin"] = "cache.pin"
+    deleted: bool = True
 
 
 class HealthStatus(msgspec.Struct, frozen=True):

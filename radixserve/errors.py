@@ -12,6 +12,7 @@ RadixServeError
 │   ├── IntrospectionOff     403: the server does not tell callers what it has cached
 │   ├── ModelNotFound        404
 │   ├── PinBudgetExceeded    409: the prompt's blocks are more than may still be pinned
+│   ├── PinNotFound          404: no such pin of the caller's, or its time is over
 │   ├── BodyTooLarge         413
 │   ├── QueueFull            429, with Retry-After
 │   ├── RequestFailed        500: this request ended in the engine, by no fault of the caller
@@ -107,6 +108,14 @@ class PinBudgetExceeded(RequestError):
     status = 409
     type = "invalid_request_error"
     default_code = "pin_budget_exceeded"
+
+
+class PinNotFound(RequestError):
+    """The named pin is not there: it never was, it has ended, or it is another tenant's."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "pin_not_found"
 
 
 class BodyTooLarge(RequestError):

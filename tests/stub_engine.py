@@ -1,5 +1,6 @@
 """An AsyncEngine over a stub model, in this process: what the API's tests talk to."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,11 @@ def stub_engine(
     num_blocks: int = 64,
     max_model_len: int = 512,
     cache_type: type[KVCache] = KVCache,
+    clock: Callable[[], float] = time.monotonic,
     make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
     **stub: Any,
 ) -> AsyncEngine:
-    """Return an engine, not started, whose model is a table. Sizes not given come from config."""
+    """Return an engine, not started, whose model is a table. Sizes not given come from config; clock: the cache's."""
     settings = config or EngineConfig()
 
     def start() -> StartedEngine:
@@ -49,6 +51,7 @@ def stub_engine(
                 public_prefixes=load_public_prefixes(settings, tokenizer),
                 eviction_policy=settings.eviction_policy,
                 max_pinned_share=settings.max_pinned_share,
+                clock=clock,
             ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)
