@@ -4,6 +4,7 @@ import argparse
 import asyncio
 from asyncio import sleep
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,6 +23,15 @@ PATH = "/v1/cache"
 
 T = TypeVar("T")
 Command = Callable[[Server, argparse.Namespace], Awaitable[int]]
+
+
+class _Pin(msgspec.Struct):
+    """What is told of a new pin. expires_at: seconds since 1970."""
+
+    id: str
+    tokens: int
+    blocks: int
+    expires_at: float
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -100,7 +110,14 @@ async def _tree(server: Server, arguments: argparse.Namespace) -> int:
 
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
-    return _show(answer, arguments)
+    if arguments.json:
+        return _show(answer, arguments)
+    pin = read_answer(answer, _Pin)
+    until = datetime.fromtimestamp(pin.expires_at).strftime("%H:%M:%S")
+    print(
+        f"pinned {pin.tokens:,} tokens in {pin.blocks:,} blocks until {until}; radixserve cache unpin {pin.id} ends it"
+    )
+    return 0
 
 
 async def _unpin(server: Server, arguments: argparse.Namespace) -> int:
@@ -121,6 +138,8 @@ def _show(answer: Any, arguments: argparse.Namespace) -> int:
         print_json(answer)
         return 0
     for name, value in answer.items():
+        if name == "object":
+            continue  # says of what kind the answer is
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         print(f"{name.replace('_', ' ')}: {text}")
     return 0

@@ -23,6 +23,7 @@ class Node(msgspec.Struct):
     parent: int | None
     depth: int
     tokens: int
+    blocks: int
     preview: str
     preview_tokens: int
     holders: int
@@ -86,7 +87,8 @@ def _label(node: Node, encoding: str) -> Text:
     else:
         label.append(f"  idle {duration(node.idle_seconds)}", style="dim")
     if node.pinned_blocks:
-        label.append("  pinned", style="yellow")
+        share = "" if node.pinned_blocks == node.blocks else f" {node.pinned_blocks:,} of {node.blocks:,} blocks"
+        label.append(f"  pinned{share}", style="yellow")
     if node.hits:
         label.append(f"  {node.hits:,} hit{'s' if node.hits > 1 else ''}", style="cyan")
     rest = "..." if node.preview_tokens < node.tokens else ""
