@@ -19,6 +19,7 @@ from radixserve.api.error_responses import (
     on_http_exception,
     on_request_error,
 )
+from radixserve.api.explain import explain
 from radixserve.api.metrics import Metrics
 from radixserve.api.models import list_models, show_model
 from radixserve.api.operations import health, metrics, ready, version
@@ -40,6 +41,7 @@ ROUTES = [
     Route("/v1/cache", show_cache),
     Route("/v1/cache/tree", show_tree),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
+    Route("/v1/cache/explain", explain, methods=["POST"]),
     Route("/v1/cache/warm", warm, methods=["POST"]),
     Route("/v1/cache/pin", pin, methods=["POST"]),
     Route("/v1/cache/pin/{id}", unpin, methods=["DELETE"]),

@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
 from radixserve.api.beam_params import beam_search_params, is_beam_search
+from radixserve.api.explain import chat_prompt, diagnose_prompts
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.incoming import Incoming, receive
@@ -29,6 +30,7 @@ from radixserve.api.sampling import budget_field, chat_sampling_params, max_toke
 from radixserve.api.service import HeadFields, Service
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
@@ -41,8 +43,9 @@ async def chat_completions(request: Request) -> GenerationResponse:
     incoming = await receive(request)
     generation = await incoming.in_worker(_prepare)
     service = incoming.service
+    diagnoses = await diagnose_prompts(service, generation.diagnosed, generation.namespace)
     head = service.new_head("chatcmpl", incoming.ready)
-    return GenerationResponse(service, generation, ChatFormat(head, generation, service.engine.tokenizer))
+    return GenerationResponse(service, generation, ChatFormat(head, generation, service.engine.tokenizer, diagnoses))
 
 
 def _prepare(incoming: Incoming) -> Generation:
@@ -61,10 +64,16 @@ def _prepare(incoming: Incoming) -> Generation:
     usage_is_included = includes_usage(request)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)
+    tokenizer = service.engine.tokenizer
     prompt, end_positions = encode_messages_with_ends(
-        request.messages, request, service.engine.tokenizer, retention.ends, tools, answers
+        request.messages, request, tokenizer, retention.ends, tools, answers
     )
     prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
+    diagnosed = (
+        (chat_prompt(prompt, request, request.messages, tokenizer, tools, answers),)
+        if request.cache_diagnostics
+        else ()
+    )
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
         prompts=[prompt],
@@ -78,6 +87,7 @@ def _prepare(incoming: Incoming) -> Generation:
         tool_use=tool_use,
         num_prompt_logprobs=request.prompt_logprobs,
         pins=[retention.pins(len(prompt), end_positions)],
+        diagnosed=diagnosed,
     )
 
 
@@ -94,12 +104,15 @@ def _params(request: ChatRequest, tool_use: ToolUse | None, service: Service) ->
 
 
 class ChatFormat:
-    """The JSON of a chat answer."""
+    """The JSON of a chat answer. diagnoses: that of the prompt, if it is wanted."""
 
-    def __init__(self, head: HeadFields, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: HeadFields, generation: Generation, tokenizer: Tokenizer, diagnoses: list[Diagnosis]
+    ) -> None:
         self._head = head
         self._generation = generation
         self._tokenizer = tokenizer
+        self._diagnosis = diagnoses[0] if diagnoses else UNSET
         self._readers: dict[int, AnswerReader] = {}
 
     def chunk(self, index: int, delta: Delta) -> bytes | None:
@@ -129,6 +142,7 @@ class ChatFormat:
                 usage=None if self._generation.includes_usage else UNSET,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
                 prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
+                cache_diagnostics=self._diagnosis if is_first_of_all else UNSET,
             )
         )
 
@@ -146,6 +160,7 @@ class ChatFormat:
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
                 prompt_logprobs=self._prompt_logprobs(answers[0].prompt_logprobs),
+                cache_diagnostics=self._diagnosis,
             )
         )
 

@@ -10,6 +10,7 @@ from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.diagnosis.prompt import DiagnosedPrompt
 from radixserve.engine.async_engine import AsyncEngine, RequestHints
 from radixserve.protocol import Delta, PinAt
 from radixserve.sampling_params import SamplingParams
@@ -27,6 +28,7 @@ class Generation:
     conversation, and an answer to it may come back in the next. tool_use: tools that the answers may call.
     num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers to each prompt
     begin with; empty unless that is wanted. pins: what to keep of each prompt; empty if there is nothing.
+    diagnosed: the prompts again, if the answer is to carry diagnoses of them.
     """
 
     prompts: list[list[int]]
@@ -41,6 +43,7 @@ class Generation:
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
     pins: Sequence[list[PinAt]] = ()
+    diagnosed: tuple[DiagnosedPrompt, ...] = ()
 
     @property
     def num_logprobs(self) -> int | None:

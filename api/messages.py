@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest, WarmRequest
+from radixserve.api.requests import BeamSearchRequest, ChatRequest, ExplainRequest, TokenizeRequest, WarmRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.chat_encoder import ChatOptions
@@ -12,7 +12,7 @@ from radixserve.tokenizer.encoded_chat import EncodedChat
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
-ChatOptionFields = ChatRequest | TokenizeRequest | BeamSearchRequest | WarmRequest
+ChatOptionFields = ChatRequest | TokenizeRequest | BeamSearchRequest | WarmRequest | ExplainRequest
 
 _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 

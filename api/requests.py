@@ -77,6 +77,7 @@ class GenerationRequest(ModelRequest, kw_only=True):
     beam_width: Any = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    cache_diagnostics: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -101,6 +102,18 @@ class BeamSearchRequest(GenerationRequest, kw_only=True):
     """POST /v1/beam_search: of one text or list of token ids, or of messages. What it cannot honour is there too."""
 
     prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ExplainRequest(GenerationRequest, kw_only=True):
+    """POST /v1/cache/explain: the body of a chat or of a completion with one prompt. Only the prompt is looked at."""
+
+    prompt: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.protocol import FinishReason
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
@@ -161,6 +162,7 @@ class ChatCompletion(AnswerHead, frozen=True, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | UnsetType = UNSET
 
 
 class ChatChunk(AnswerHead, frozen=True, kw_only=True):
@@ -171,15 +173,17 @@ class ChatChunk(AnswerHead, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | UnsetType = UNSET
 
 
 class Completion(AnswerHead, frozen=True, kw_only=True):
-    """A whole completion, or one event of a streamed one."""
+    """A whole completion, or one event of a streamed one. What is told of each prompt is no list if there is one."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | list[list[int]] | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | list[Diagnosis] | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True):

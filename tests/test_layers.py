@@ -29,14 +29,15 @@ ALLOWED: dict[str, set[str]] = {
     "tokenizer": VALUES,
     "events": VALUES | {"core"},
     "engine": VALUES | DEVICE | {"core", "events", "runner", "tokenizer"},
-    "api": VALUES | {"core.namespace", "tokenizer", "engine"},
+    "diagnosis": VALUES | {"tokenizer"},
+    "api": VALUES | {"core.namespace", "tokenizer", "engine", "diagnosis"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
     "replay": VALUES | {"core", "tokenizer"},
     "__main__": {"cli"},
-    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench", "replay"},
+    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "diagnosis", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "events", "tokenizer", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "events", "tokenizer", "diagnosis", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

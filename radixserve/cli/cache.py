@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.live import Live
 
 from radixserve.bench.server import Server
+from radixserve.cli.cache_explain import explain_view
 from radixserve.cli.cache_stats import CacheFigures, Rates, rates_between, stats_view
 from radixserve.cli.cache_tree import TreeFigures, read_tree, tree_view
 from radixserve.cli.request_file import read_request
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.errors import ServerCallFailed
 
 PATH = "/v1/cache"
@@ -108,6 +110,15 @@ async def _tree(server: Server, arguments: argparse.Namespace) -> int:
     return 0
 
 
+async def _explain(server: Server, arguments: argparse.Namespace) -> int:
+    answer = await server.post(f"{PATH}/explain", read_request(arguments.file))
+    if arguments.json:
+        print_json(answer)
+    else:
+        Console(highlight=False).print(explain_view(read_answer(answer, Diagnosis)))
+    return 0
+
+
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
     if arguments.json:
@@ -148,6 +159,7 @@ def _show(answer: Any, arguments: argparse.Namespace) -> int:
 COMMANDS: dict[str, Command] = {
     "stats": _stats,
     "tree": _tree,
+    "explain": _explain,
     "pin": _pin,
     "unpin": _unpin,
     "reset": _reset,

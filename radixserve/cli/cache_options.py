@@ -30,6 +30,12 @@ def add_cache_arguments(parser: argparse.ArgumentParser, default_base_url: str) 
         "--depth", metavar="N", type=_positive, help="show so many levels (default: as many as the lines have room for)"
     )
     tree.add_argument("--max-nodes", metavar="N", type=_positive, help="show so many nodes (default: the server's)")
+    explain = commands.add_parser(
+        "explain",
+        help="why a prompt misses",
+        description="Say what a prompt would hit in the cache now, and why not more.",
+    )
+    explain.add_argument("file", metavar="FILE", help=_FILE_HELP)
     pin = commands.add_parser(
         "pin", help="keep a prompt cached", description="Compute a prompt and keep it cached for a time."
     )
@@ -51,7 +57,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser, default_base_url: str) 
     save = commands.add_parser(
         "save", help="write the cache to the disk", description="Write the cache to the server's --kv-cache-dir."
     )
-    for command in (stats, tree, pin, unpin, reset, save):
+    for command in (stats, tree, explain, pin, unpin, reset, save):
         add_server_arguments(command, default_base_url)
 
 
