@@ -37,11 +37,6 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("requests_started", "Requests that have begun to run", lambda stats: stats.num_started_requests),
     ("queue_seconds", "Time for which started requests had waited", lambda stats: stats.queue_seconds),
     ("overtakes", "Times that a waiting request was overtaken", lambda stats: stats.num_overtakes),
-    (
-        "kv_events_dropped_batches",
-        "Batches of KV events that were not published",
-        lambda stats: stats.num_dropped_event_batches,
-    ),
     ("cache_queried_tokens", "Prompt tokens looked up in the cache", lambda stats: stats.cache.num_queried_tokens),
     ("cache_hit_tokens", "Prompt tokens found in the cache", lambda stats: stats.cache.num_hit_tokens),
     ("cache_evicted_tokens", "Tokens whose K/V were given up", lambda stats: stats.cache.num_evicted_tokens),

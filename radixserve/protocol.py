@@ -371,8 +371,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     Gauges: num_running and num_waiting sequences. Counters: num_steps, num_preemptions, num_computed_tokens (whose K/V
     were computed, again after a preemption too), num_generated_tokens, num_started_requests, queue_seconds (their waits
-    before they first ran, added up), num_overtakes (by a request of their tenant and priority that came later) and
-    num_dropped_event_batches (of KV events, which no subscriber was sent).
+    before they first ran, added up) and num_overtakes (by a request of their tenant and priority that came later).
     """
 
     num_running: int
@@ -385,7 +384,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     queue_seconds: float
     num_overtakes: int
     cache: CacheStats
-    num_dropped_event_batches: int = 0
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -178,7 +178,6 @@ class EngineCore:
             queue_seconds=self._scheduler.queue_seconds,
             num_overtakes=self._scheduler.num_overtakes,
             cache=self._cache.stats(),
-            num_dropped_event_batches=0 if self._events is None else self._events.num_dropped_batches,
         )
 
     def _compute(self) -> list[Delta]:

@@ -19,13 +19,8 @@ class KVEvents:
         self._events = events
         self._publisher = publisher
 
-    @property
-    def num_dropped_batches(self) -> int:
-        """Batches that subscribers were not sent, as the publisher did not keep up."""
-        return self._publisher.num_dropped
-
     def publish(self) -> None:
-        """Publish what has happened since the last call, if anything, without waiting."""
+        """Publish what has happened since the last call, if anything, without waiting for anyone."""
         events = self._events.take()
         if events:
             self._publisher.publish(events)

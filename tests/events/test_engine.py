@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -43,8 +44,9 @@ def subscribe(config: EngineConfig) -> Subscriber:
     return Subscriber(config.kv_events_endpoint, config.kv_events_replay_endpoint)
 
 
-@pytest.fixture
-def harness(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
+@contextmanager
+def following(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
+    """Yield an engine that publishes what it has cached."""
     caches: list[KVCache] = []
 
     def make_cache(num_blocks: int, block_size: int, settings: CacheSettings) -> KVCache:
@@ -55,8 +57,16 @@ def harness(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
     publisher = open_publisher(config)
     assert publisher is not None
     harness.core.publish_events(follow(caches[0], publisher, config, device="cuda:0"))
-    yield harness
-    harness.core.close()
+    try:
+        yield harness
+    finally:
+        harness.core.close()
+
+
+@pytest.fixture
+def harness(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
+    with following(tokenizer, config) as harness:
+        yield harness
 
 
 def test_a_step_is_one_batch_at_most_and_told_when_it_ends(harness: Harness, config: EngineConfig) -> None:
@@ -80,6 +90,32 @@ def test_a_step_is_one_batch_at_most_and_told_when_it_ends(harness: Harness, con
             router.read(payload)
     assert router.num_cleared == 2
     assert not router.parents
+
+
+@pytest.mark.parametrize("with_token_ids", [False, True])
+def test_a_router_that_comes_late_knows_what_one_knows_that_was_there(
+    with_token_ids: bool, tokenizer: Tokenizer, config: EngineConfig
+) -> None:
+    config = msgspec.structs.replace(config, kv_events_buffer=3, kv_events_token_ids=with_token_ids)
+    first = Router()
+    num_read = 0
+    with following(tokenizer, config) as harness, subscribe(config) as subscriber:
+        for start in range(0, 90, 10):
+            harness.add(ids(start % 40, 70 + start % 30), max_tokens=20)
+        while harness.core.has_work:
+            harness.step()
+            for number, payload in subscriber.replay(num_read):
+                assert number == num_read
+                first.read(payload)
+                num_read += 1
+            late = Router()
+            for _, payload in subscriber.replay(0):
+                late.read(payload)
+            assert late.parents == first.parents
+            assert late.token_ids == first.token_ids
+    assert num_read > 20
+    assert first.parents
+    assert bool(first.token_ids) == with_token_ids
 
 
 def test_what_an_engine_has_on_a_gpu_is_told_so(harness: Harness, config: EngineConfig) -> None:

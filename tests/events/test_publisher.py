@@ -7,17 +7,17 @@ import zmq
 
 from radixserve.errors import ConfigError
 from radixserve.events.publisher import EventPublisher
-from radixserve.events.schema import AllBlocksCleared, BlockRemoved
-from tests.events.subscriber import Removed, Subscriber, decode
+from radixserve.events.schema import AllBlocksCleared, BlockStored
+from tests.events.subscriber import Stored, Subscriber, decode
 
 
-def removal(index: int) -> BlockRemoved:
-    return BlockRemoved([index.to_bytes(32, "big")], "CPU")
+def storing(index: int) -> BlockStored:
+    return BlockStored([index.to_bytes(32, "big")], None, [], 16, None, "CPU")
 
 
 def index_of(payload: bytes) -> int:
     (event,) = decode(payload).events
-    assert isinstance(event, Removed)
+    assert isinstance(event, Stored)
     (name,) = event.block_hashes
     assert isinstance(name, bytes)
     return int.from_bytes(name, "big")
@@ -51,14 +51,14 @@ def test_batches_come_numbered_in_order_under_their_topic(
     with Subscriber(*endpoints, topic=b"kv") as subscriber:
         num_before = connect(publisher, subscriber)
         for index in range(50):
-            publisher.publish([removal(index)])
+            publisher.publish([storing(index)])
         batches = [subscriber.receive()]
         while batches[-1][0] < num_before + 49:
             batches.append(subscriber.receive())
         numbers = [number for number, _ in batches]
         assert numbers == list(range(numbers[0], num_before + 50))
         assert [index_of(payload) for _, payload in batches[-50:]] == list(range(50))
-        publisher.publish([removal(7)])
+        publisher.publish([storing(7)])
         assert subscriber.receive_topic() == b"kv"
 
 
@@ -67,24 +67,30 @@ def test_a_replay_fills_the_gap_and_ends(
     publisher: EventPublisher, endpoints: tuple[str, str], delimiter: bool
 ) -> None:
     for index in range(20):
-        publisher.publish([removal(index)])
+        publisher.publish([storing(index)])
     with Subscriber(*endpoints) as subscriber:
         batches = subscriber.replay(5, delimiter=delimiter)
         assert [(number, index_of(payload)) for number, payload in batches] == [(i, i) for i in range(5, 20)]
         assert subscriber.replay(20, delimiter=delimiter) == []
 
 
-def test_a_replay_holds_the_latest_batches_only(publisher: EventPublisher, endpoints: tuple[str, str]) -> None:
+def test_a_replay_begins_with_what_earlier_batches_came_to(
+    publisher: EventPublisher, endpoints: tuple[str, str]
+) -> None:
     for index in range(250):
-        publisher.publish([removal(index)])
+        publisher.publish([storing(index)])
     with Subscriber(*endpoints) as subscriber:
-        assert [number for number, _ in subscriber.replay(0)] == list(range(150, 250))
+        batches = subscriber.replay(0)
+        assert [number for number, _ in batches] == list(range(149, 250))
+        assert len(decode(batches[0][1]).events) == 1 + 150
+        assert subscriber.replay(149)[0][0] == 149
+        assert [number for number, _ in subscriber.replay(150)] == list(range(150, 250))
 
 
 def test_a_request_that_is_no_number_does_not_end_the_publisher(
     publisher: EventPublisher, endpoints: tuple[str, str]
 ) -> None:
-    publisher.publish([removal(1)])
+    publisher.publish([storing(1)])
     with Subscriber(*endpoints) as subscriber:
         subscriber.ask([b"", b"hello"])
         assert len(subscriber.replay(0)) == 1
@@ -96,32 +102,11 @@ def test_nobody_who_listens_and_one_who_never_reads_hold_nothing_up(
     with Subscriber(*endpoints, max_unread=1) as idle:
         num_before = connect(publisher, idle)
         for index in range(5000):
-            publisher.publish([removal(index)])
+            publisher.publish([storing(index)])
         with Subscriber(*endpoints) as other:
             while not (batches := other.replay(num_before + 4999)):
                 pass
             assert index_of(batches[0][1]) == 4999
-    assert publisher.num_dropped == 0
-
-
-def test_batches_that_find_no_room_are_counted_and_leave_a_gap(endpoints: tuple[str, str]) -> None:
-    publisher = EventPublisher(*endpoints, max_waiting=1, buffer_size=20_000)
-    try:
-        for index in range(20_000):
-            publisher.publish([removal(index)])
-        with Subscriber(*endpoints) as subscriber:
-            # A publisher that has caught up takes the next batch.
-            num_dropped = -1
-            while num_dropped != publisher.num_dropped:
-                num_dropped = publisher.num_dropped
-                publisher.publish([removal(99)])
-            batches = subscriber.replay(0)
-        numbers = [number for number, _ in batches]
-        assert numbers == sorted(set(numbers))
-        assert publisher.num_dropped == numbers[-1] + 1 - len(numbers) > 0
-        assert all(index_of(payload) == number for number, payload in batches if number < 20_000)
-    finally:
-        publisher.close()
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:99999", "tcp://nowhere", "*:5557", "nonsense://*:5", "ipc:///no/such"])
@@ -144,7 +129,7 @@ def test_an_address_without_a_wildcard_is_connected_to(tmp_path: Path) -> None:
         publisher = EventPublisher(f"tcp://127.0.0.1:{port}")
         try:
             while not collector.poll(10):
-                publisher.publish([removal(3)])
+                publisher.publish([storing(3)])
             assert index_of(collector.recv_multipart()[2]) == 3
         finally:
             publisher.close()
