@@ -137,9 +137,9 @@ class LostPrefix(msgspec.Struct, frozen=True, array_like=True):
 class OtherPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A cached prompt that begins with another one's first num_common_tokens.
 
-    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first ones if it is long.
-    seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it holds
-    right there.
+    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first 2,048 of it if it is
+    more. seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it
+    holds right there.
     """
 
     token_ids: bytes
@@ -153,7 +153,7 @@ class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
     num_hit_tokens: what a request would read from the cache, at most num_tokens - 1. num_common_tokens: the most that a
     cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
     lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
-    num_common_tokens with it, the one used last first, at most 4; none differs from another in its num_hit_tokens.
+    num_common_tokens with it and hold more, the one used last first, at most 4. None if it goes on where they end.
     num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
     """
 

@@ -74,6 +74,17 @@ def test_a_request_sits_at_the_deepest_node_that_is_shown() -> None:
     assert shared.request_ids == ["r50", "r60"]
 
 
+def test_what_is_in_use_comes_before_what_is_not() -> None:
+    clock = FakeClock()
+    driver = Driver(num_blocks=32, block_size=4, clock=clock)
+    driver.start([50, 51, 52, 53, 54])
+    clock.seconds += 1
+    driver.run([60, 61, 62, 63, 64])
+    assert [(node.num_holders, node.seconds_idle) for node in view_of(driver).nodes][:2] == [(1, 0.0), (0, 0.0)]
+    (node,) = view_of(driver, max_nodes=1).nodes
+    assert array("i", node.preview_token_ids)[0] == 50
+
+
 def test_answers_of_one_request_count_as_holders_and_are_named_once() -> None:
     driver = Driver(num_blocks=32, block_size=4)
     sequence = driver.start(range(9))
