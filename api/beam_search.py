@@ -19,11 +19,11 @@ from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget
 from radixserve.api.records import record_of
 from radixserve.api.requests import BeamSearchRequest
 from radixserve.api.responses import AnswerHead, Usage
-from radixserve.api.retention import refuse_marks
 from radixserve.api.sampling import budget_field, completion_max_tokens, max_tokens_of
 from radixserve.api.service import HeadFields, Service
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, FinishReason
+from radixserve.tokenizer.messages import refuse_marked_parts
 
 
 class BeamChoice(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def _prepare(incoming: Incoming) -> Generation:
     namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
-        refuse_marks(request.messages, "together with beam search")
+        refuse_marked_parts(request.messages, "together with beam search")
         prompts = [
             encode_messages(request.messages, request, tokenizer, answers=service.answer_memory.lookup(namespace))
         ]
