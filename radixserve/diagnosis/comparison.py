@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from radixserve.diagnosis.common_prefix import num_equal
-from radixserve.diagnosis.passage import BORDER, Passage, character_border, text_around
+from radixserve.diagnosis.passage import (
+    BORDER,
+    RUN_LENGTH,
+    Passage,
+    Run,
+    character_border,
+    position_of_character,
+    runs_of,
+    text_around,
+)
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # Tokens that are looked at before the first difference, and of the prompt behind it.
 _NUM_TOKENS_BEFORE = 2048
 _NUM_TOKENS_BEHIND = 4096
-# So many equal words in a row are taken for the same text; fewer are often chance.
-RUN_LENGTH = 6
-
-Run = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Change:
 class Comparison:
     """A prompt and a cached one that begins with its first num_common tokens.
 
-    cached: the tokens of the cached one from num_hit on; the tokens before are the prompt's. boilerplate: runs of words
-    that the chat template writes into any prompt, which prove nothing.
+    cached: the tokens of the cached one from num_hit on; the tokens before are the prompt's.
+    boilerplate: as in Passage. is_cut: the cached one goes on beyond what is known of it.
     position: of the first token that differs, or where one of the two ends.
     """
 
@@ -48,20 +53,38 @@ class Comparison:
         num_hit: int,
         tokenizer: Tokenizer,
         boilerplate: frozenset[Run] = frozenset(),
+        *,
+        is_cut: bool = False,
     ) -> None:
-        self._boilerplate = boilerplate
+        self.is_cut = is_cut
         self.position = num_hit + num_equal(token_ids[num_hit : num_hit + len(cached)], cached)
         self.num_tokens_left = len(token_ids) - self.position
         self.num_cached_left = num_hit + len(cached) - self.position
+        self._tokenizer = tokenizer
         start = character_border(token_ids, max(self.position - _NUM_TOKENS_BEFORE, 0), tokenizer)
-        self.prompt = Passage(token_ids[start : self.position + _NUM_TOKENS_BEHIND], tokenizer)
+        self._token_ids = token_ids[start : self.position + _NUM_TOKENS_BEHIND]
+        self.prompt = Passage(self._token_ids, tokenizer, boilerplate)
         begin = min(start, num_hit)
-        whole = [*token_ids[begin:num_hit], *cached]
-        self.cached = Passage(whole[start - begin :], tokenizer)
+        self._cached_token_ids = [*token_ids[begin:num_hit], *cached][start - begin :]
+        self.cached = Passage(self._cached_token_ids, tokenizer, boilerplate)
         # Where the tokens part, in both texts. The end of a character that they share may be still to come.
         self.offset = len(Passage(token_ids[start : self.position], tokenizer).text.rstrip("\ufffd"))
-        self.cached_text = text_around(whole, self.position - begin, tokenizer)
-        self.prompt_text = text_around(token_ids, self.position, tokenizer)
+
+    def texts_around(self) -> tuple[str, str]:
+        """Return what the cached one and the prompt hold around the first difference that can be seen."""
+        # Where the tokens part the texts need not: other ones can spell the same for a while, or to the end.
+        is_visible = self.num_equal_characters < min(len(self.cached.text), len(self.prompt.text))
+        character = self.num_equal_characters if is_visible else self.offset
+        cached_text, prompt_text = (
+            text_around(token_ids, position_of_character(token_ids, character, self._tokenizer), self._tokenizer)
+            for token_ids in (self._cached_token_ids, self._token_ids)
+        )
+        return cached_text, prompt_text
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether anything shows where messages end."""
+        return BORDER in self.cached.text or BORDER in self.prompt.text
 
     @property
     def is_continued(self) -> bool:
@@ -89,22 +112,15 @@ class Comparison:
     def runs(self) -> dict[Run, int]:
         """The runs of words in the cached one behind the first difference, and where each is first."""
         runs: dict[Run, int] = {}
-        for index in range(self.num_equal_words, len(self.cached.words) - RUN_LENGTH + 1):
-            run = tuple(self.cached.words[index : index + RUN_LENGTH])
-            if run not in self._boilerplate:
-                runs.setdefault(run, index)
+        for index, run in enumerate(runs_of(self.cached.words[self.num_equal_words :])):
+            runs.setdefault(run, self.num_equal_words + index)
         return runs
 
     @cached_property
     def shared_runs(self) -> list[tuple[int, int]]:
         """Where, in the words of prompt and of cached one, runs behind the first difference are the same."""
-        words = self.prompt.words
-        shared = []
-        for index in range(self.num_equal_words, len(words) - RUN_LENGTH + 1):
-            cached_index = self.runs.get(tuple(words[index : index + RUN_LENGTH]))
-            if cached_index is not None:
-                shared.append((index, cached_index))
-        return shared
+        found = enumerate(runs_of(self.prompt.words[self.num_equal_words :]))
+        return [(self.num_equal_words + index, self.runs[run]) for index, run in found if run in self.runs]
 
     @cached_property
     def num_shared_words(self) -> int:
@@ -130,12 +146,14 @@ class Comparison:
         begin = self.num_equal_words
         words, cached_words = self.rest_of_turn
         num_last = num_equal(words[::-1], cached_words[::-1])
+        num_changed = max(len(words), len(cached_words)) - num_last
         in_turn = [
             (end, cached_end)
             for end, cached_end in self.shared_runs
             if self.prompt.turns[end] == self.turn == self.cached.turns[cached_end]
         ]
-        if num_last > 0:
+        # A word or two at the end are the same by chance, unless little else differs.
+        if num_last >= RUN_LENGTH or 2 * num_last >= num_changed > 0:
             in_turn.append((begin + len(words) - num_last, begin + len(cached_words) - num_last))
         if in_turn:
             return Change(begin, *min(in_turn, key=sum), num_turns=0, num_cached_turns=0, is_rejoined=True)
@@ -152,19 +170,35 @@ class Comparison:
             is_rejoined=True,
         )
 
+    def agrees_after(self, turn: int, cached_turn: int) -> bool:
+        """Whether the next turn is the same in both, or begins so: what a model said once is seldom said again."""
+        words, cached_words = self.prompt.words_after_turn(turn), self.cached.words_after_turn(cached_turn)
+        return num_equal(words, cached_words) >= (RUN_LENGTH if words != cached_words else 1)
+
     @property
     def is_said_later(self) -> bool:
-        """Whether the cached one has in a later turn what the prompt says in the turn of the first difference."""
+        """Whether the turn of the first difference, and the next one, are later turns of the cached one."""
+        words = self.prompt.words_by_turn.get(self.turn, [])
         return any(
-            self.prompt.turns[index] == self.turn < self.cached.turns[cached_index]
-            for index, cached_index in self.shared_runs
+            turn > self.turn and words == cached_words and self.agrees_after(self.turn, turn)
+            for turn, cached_words in self.cached.words_by_turn.items()
         )
+
+    @property
+    def is_rejoined_later(self) -> bool:
+        """Whether the first difference ends with a turn that is the same in both, as is the next one."""
+        turn, cached_turn = self.turn + self.change.num_turns, self.turn + self.change.num_cached_turns
+        words, cached_words = (
+            one.words_by_turn.get(at) for one, at in ((self.prompt, turn), (self.cached, cached_turn))
+        )
+        return self.change.num_turns > 0 and words == cached_words and self.agrees_after(turn, cached_turn)
 
     @cached_property
     def rest_of_turn(self) -> tuple[list[str], list[str]]:
         """The words of prompt and cached one from the first difference to the end of the turn that it is in."""
-        begin = self.num_equal_words
-        return self.prompt.words_of_turn(self.turn, begin), self.cached.words_of_turn(self.turn, begin)
+        num_before = self.num_words_before
+        words, cached_words = (one.words_by_turn.get(self.turn, []) for one in (self.prompt, self.cached))
+        return words[num_before:], cached_words[num_before:]
 
     @cached_property
     def num_words_before(self) -> int:

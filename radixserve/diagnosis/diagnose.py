@@ -1,17 +1,19 @@
 """From what the cache holds to a diagnosis."""
 
 from array import array
+from contextlib import suppress
 
 from msgspec import UNSET
 
-from radixserve.diagnosis.comparison import RUN_LENGTH, Comparison, Run
-from radixserve.diagnosis.divergence import describe, find_fault
-from radixserve.diagnosis.passage import Passage
+from radixserve.diagnosis.comparison import Comparison
+from radixserve.diagnosis.divergence import describe, find_fault, may_be_fault
+from radixserve.diagnosis.passage import Passage, Run, runs_of
 from radixserve.diagnosis.prompt import DiagnosedPrompt, place_of
 from radixserve.diagnosis.report import Cause, Diagnosis, Divergence, Loss, OtherNamespace
 from radixserve.diagnosis.wording import verdict_of
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
+from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 # What the engine tells of another prompt at most; one of so many tokens probably goes on.
@@ -73,22 +75,29 @@ def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) 
         return ("none" if facts.num_hit_tokens else "never_computed"), None
     boilerplate = _boilerplate(prompt, tokenizer)
     comparisons = [
-        (Comparison(prompt.token_ids, _token_ids(other), facts.num_hit_tokens, tokenizer, boilerplate), other)
+        Comparison(
+            prompt.token_ids, _token_ids(other), facts.num_hit_tokens, tokenizer, boilerplate, is_cut=_is_cut(other)
+        )
         for other in facts.others
     ]
-    furthest = max(comparison.position for comparison, _ in comparisons)
-    comparisons = [pair for pair in comparisons if pair[0].position == furthest]
-    if any(comparison.is_continued for comparison, _ in comparisons):
+    furthest = max(comparison.position for comparison in comparisons)
+    comparisons = [comparison for comparison in comparisons if comparison.position == furthest]
+    if any(comparison.is_continued for comparison in comparisons):
         return "none", None
+    suspects = [comparison for comparison in comparisons if may_be_fault(comparison)]
+    if not suspects:
+        return "never_computed", None
     place = place_of(prompt, furthest, tokenizer)
-    # The one that was used last among those most alike: max takes the first.
-    by_likeness = sorted(comparisons, key=lambda pair: pair[0].likeness, reverse=True)
-    for comparison, other in by_likeness:
-        is_cut = len(other.token_ids) >= MAX_OTHER_TOKENS * array("i").itemsize
-        fault = find_fault(comparison, prompt, place, is_cut=is_cut)
+    # Of those that are equally alike, the one that was used last stays first.
+    for comparison in sorted(suspects, key=lambda suspect: suspect.likeness, reverse=True):
+        fault = find_fault(comparison, prompt, place)
         if fault is not None:
             return "diverged", describe(fault, comparison, place)
     return "never_computed", None
+
+
+def _is_cut(other: OtherPrompt) -> bool:
+    return len(other.token_ids) >= MAX_OTHER_TOKENS * array("i").itemsize
 
 
 def _token_ids(other: OtherPrompt) -> list[int]:
@@ -96,16 +105,20 @@ def _token_ids(other: OtherPrompt) -> list[int]:
 
 
 def _boilerplate(prompt: DiagnosedPrompt, tokenizer: Tokenizer) -> frozenset[Run]:
-    """Return the runs of words that the chat template writes into any prompt, with tools or without."""
+    """Return the runs of words that any prompt with the same tools has, or any prompt with a tool, or without."""
     if prompt.conversation is None:
         return frozenset()
-    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    roles = ("system", "user", "assistant", "user")
+    texts = [Message(role, letter) for role, letter in zip(roles, "abcd", strict=True)]
     runs: set[Run] = set()
-    for tools in (None, [_DUMMY_TOOL]):
-        try:
-            token_ids = tokenizer.encode_chat(messages, tools=tools)
-        except InvalidRequest:
-            continue  # a template may refuse a system message, or tools
-        words = Passage(token_ids, tokenizer).words
-        runs |= {tuple(words[index : index + RUN_LENGTH]) for index in range(len(words) - RUN_LENGTH + 1)}
+    # Templates may refuse a system message, or tools; some write a system message of their own.
+    for messages in (texts, texts[1:]):
+        with suppress(InvalidRequest):
+            runs |= _runs(prompt.conversation.encode(messages), tokenizer)
+        with suppress(InvalidRequest):
+            runs |= _runs(tokenizer.encode_chat(template_messages(messages), tools=[_DUMMY_TOOL]), tokenizer)
     return frozenset(runs)
+
+
+def _runs(token_ids: list[int], tokenizer: Tokenizer) -> set[Run]:
+    return set(runs_of(Passage(token_ids, tokenizer).words))

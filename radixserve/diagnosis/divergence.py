@@ -46,58 +46,73 @@ class Fault:
     detail: str = ""
 
 
-def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place, *, is_cut: bool) -> Fault | None:
+def may_be_fault(comparison: Comparison) -> bool:
+    """Whether find_fault could find one somewhere: it spares others the search for the place."""
+    texts = comparison.prompt.text, comparison.cached.text
+    return (
+        comparison.change.is_rejoined
+        or comparison.num_equal_words_behind > 0
+        or _is_retokenised(comparison)
+        or lacks_thinking(*_turns(comparison))
+        or _value(comparison, comparison.change) is not None
+        or tool_change(*texts, comparison.num_equal_characters, is_cut=comparison.is_cut) is not None
+    )
+
+
+def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place) -> Fault | None:
     """Return the mistake by which a prompt leaves a cached one; None if it just goes on otherwise.
 
-    place: of the first difference. is_cut: the cached one goes on beyond what is known of it.
+    place: of the first difference.
     """
     conversation = prompt.conversation
     num_messages = None if conversation is None else len(conversation.messages)
-    if not _is_in_last(place, num_messages):
-        changed_tools = _changed_tools(comparison, place, is_cut=is_cut)
-        if changed_tools is not None:
-            return changed_tools
+    if place.is_at_end and num_messages != 1:
+        return None
+    changed_tools = _changed_tools(comparison)
+    if changed_tools is not None:
+        return changed_tools
     if place.where in ("assistant", "prompt") and _is_retokenised(comparison):
         return Fault("retokenised_answer", place.where)
-    if num_messages is None or num_messages == 1:
-        return _fault_of_text(comparison, place.where)
-    if _is_in_last(place, num_messages):
-        return None
     if place.where == "assistant" and lacks_thinking(*_turns(comparison)):
         return Fault("stripped_thinking", place.where)
+    is_instructions = place.where in ("system", "template")
+    # Where nothing shows the ends of messages, the prompt is one text too, but for what leads it.
+    if num_messages is None or num_messages == 1 or not (comparison.has_turns or is_instructions):
+        return _fault_of_text(comparison, place.where)
     if comparison.num_equal_words_behind >= _MIN_SAME_REST:
         return Fault("edited_text", place.where)
     change = comparison.change
     if _is_history_cut(comparison, change):
         return Fault("cut_history", place.where)
-    is_fault = _is_same_instructions if place.where in ("system", "template") else _is_same_conversation
-    return Fault(_pattern(comparison, change), place.where) if is_fault(comparison, change) else None
+    if is_instructions:
+        is_fault = _is_same_instructions(comparison, change)
+    elif place.where == "assistant":
+        is_fault = _is_same_conversation(comparison, change)
+    else:
+        # Questions are often of one form, but the answers to them are not.
+        is_answered = comparison.agrees_after(comparison.turn, comparison.turn)
+        is_fault = is_answered and _is_same_conversation(comparison, change)
+    return Fault(_pattern(comparison, change), place.where) if is_fault else None
 
 
 def describe(fault: Fault, comparison: Comparison, place: Place) -> Divergence:
     """Return a fault as callers get it."""
     advice = _ADVICE[fault.pattern]
+    cached_text, prompt_text = comparison.texts_around()
     return Divergence(
         position=comparison.position,
         message_index=None if fault.where == "tools" else place.message_index,
         where=fault.where,
-        cached_text=comparison.cached_text,
-        prompt_text=comparison.prompt_text,
+        cached_text=cached_text,
+        prompt_text=prompt_text,
         pattern=fault.pattern,
         advice=f"{fault.detail}; {advice}" if fault.detail else advice,
     )
 
 
-def _is_in_last(place: Place, num_messages: int | None) -> bool:
-    """Whether a place is in the last message of several, or behind it."""
-    if num_messages is None or num_messages == 1:
-        return False
-    return place.message_index == num_messages - 1
-
-
-def _changed_tools(comparison: Comparison, place: Place, *, is_cut: bool) -> Fault | None:
+def _changed_tools(comparison: Comparison) -> Fault | None:
     texts = comparison.prompt.text, comparison.cached.text
-    change = tool_change(*texts, comparison.num_equal_characters, is_cut=is_cut)
+    change = tool_change(*texts, comparison.num_equal_characters, is_cut=comparison.is_cut)
     if change is None:
         return None
     if change.is_fault or comparison.num_shared_words >= _MIN_SAME_CONVERSATION:
@@ -128,12 +143,10 @@ def _turn(passage: Passage, position: int) -> str:
 
 
 def _is_history_cut(comparison: Comparison, change: Change) -> bool:
-    if not change.is_rejoined or comparison.num_shared_words < _MIN_CUT_HISTORY:
+    """Whether the prompt goes on with what the cached one says later."""
+    if comparison.num_shared_words < _MIN_CUT_HISTORY:
         return False
-    if change.num_cached_turns > change.num_turns:
-        return True
-    # Answers in set phrases are the same where nothing else is, so what the prompt says here counts for more.
-    return change.num_turns > 0 and comparison.is_said_later
+    return comparison.is_said_later or (change.num_cached_turns > change.num_turns and comparison.is_rejoined_later)
 
 
 def _fault_of_text(comparison: Comparison, where: Where) -> Fault | None:
@@ -145,8 +158,7 @@ def _fault_of_text(comparison: Comparison, where: Where) -> Fault | None:
     num_shared = comparison.num_shared_words
     if num_shared < _MIN_SAME_CONVERSATION or 2 * num_shared < num_left:
         return None
-    pattern = "cut_history" if _is_history_cut(comparison, change) else _pattern(comparison, change)
-    return Fault(pattern, where)
+    return Fault(_pattern(comparison, change), where)
 
 
 def _num_changed(change: Change) -> int:

@@ -1,7 +1,9 @@
 """Tokens of a prompt as words, and which turn each word is in: what two prompts are compared by."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -14,16 +16,23 @@ _ROLE = re.compile(r"\0\s*(?:system|developer|user|human|assistant|model|tool|ip
 _IDEOGRAPH = r"[\u3040-\u9fff\uac00-\ud7af]"
 _WORD = re.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+")
 _MAX_TOKENS_OF_CHARACTER = 4
+# So many equal words in a row are taken for the same text; fewer are often chance.
+RUN_LENGTH = 6
+
+Run = tuple[str, ...]
 
 
 class Passage:
     """A stretch of tokens.
 
-    text: decoded, each control token a BORDER. words: without the roles that a template writes. starts, ends: of each
-    word in text. turns: for each word, how many borders are before it.
+    boilerplate: runs of words that the chat template writes into any prompt, which prove nothing.
+    text: decoded, each control token a BORDER. words: without boilerplate, and the roles that a template writes.
+    starts, ends: of each word in text. turns: for each word, how many borders are before it.
     """
 
-    def __init__(self, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], tokenizer: Tokenizer, boilerplate: frozenset[Run] = frozenset()
+    ) -> None:
         control_token_ids = tokenizer.control_token_ids
         self.text = "".join(
             BORDER * len(list(run)) if is_control else tokenizer.decode(list(run), skip_special_tokens=False)
@@ -31,6 +40,7 @@ class Passage:
         )
         roles = {match.end() for match in _ROLE.finditer(self.text)}
         found = [match for match in _WORD.finditer(self.text) if match.end() not in roles]
+        found = _without(found, boilerplate)
         self.words = [match[0] for match in found]
         self.starts = [match.start() for match in found]
         self.ends = [match.end() for match in found]
@@ -41,9 +51,17 @@ class Passage:
             self.turns.append(num_borders)
             position = start
 
-    def words_of_turn(self, turn: int, begin: int) -> list[str]:
-        """Return the words of a turn from word number begin on."""
-        return [word for word, other in zip(self.words[begin:], self.turns[begin:], strict=True) if other == turn]
+    @cached_property
+    def words_by_turn(self) -> dict[int, list[str]]:
+        """The words of each turn that has any."""
+        words_by_turn: dict[int, list[str]] = {}
+        for word, turn in zip(self.words, self.turns, strict=True):
+            words_by_turn.setdefault(turn, []).append(word)
+        return words_by_turn
+
+    def words_after_turn(self, turn: int) -> list[str]:
+        """Return the words of the next turn that has any; none if there is no such turn."""
+        return next((words for other, words in self.words_by_turn.items() if other > turn), [])
 
     def end_of_turn(self, position: int) -> int:
         """Return where, in text, the turn that holds a position ends."""
@@ -55,15 +73,39 @@ class Passage:
         return self.text.rfind(BORDER, 0, position) + 1
 
 
+def runs_of(words: Sequence[str]) -> list[Run]:
+    """Return all RUN_LENGTH words in a row."""
+    return [tuple(words[index : index + RUN_LENGTH]) for index in range(len(words) - RUN_LENGTH + 1)]
+
+
+def _without(found: list[re.Match[str]], boilerplate: frozenset[Run]) -> list[re.Match[str]]:
+    """Return the words that are in no run of boilerplate."""
+    if not boilerplate:
+        return found
+    left_out = {
+        index + step
+        for index, run in enumerate(runs_of([match[0] for match in found]))
+        if run in boilerplate
+        for step in range(RUN_LENGTH)
+    }
+    return [match for index, match in enumerate(found) if index not in left_out]
+
+
 def character_border(token_ids: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
     """Return the last position up to this one at which no character is cut in two."""
-    for back in range(min(_MAX_TOKENS_OF_CHARACTER, position)):
+    for back in range(min(_MAX_TOKENS_OF_CHARACTER, position + 1)):
         if position - back == len(token_ids):
             if not _is_cut(token_ids, position - back, tokenizer):
                 return position - back
         elif not _continues_character(token_ids[position - back], tokenizer):
             return position - back
     return position
+
+
+def position_of_character(token_ids: Sequence[int], character: int, tokenizer: Tokenizer) -> int:
+    """Return the position of the token that holds a character of a passage's text."""
+    ends = range(1, len(token_ids) + 1)
+    return bisect_right(ends, character, key=lambda end: len(Passage(token_ids[:end], tokenizer).text))
 
 
 def _continues_character(token_id: int, tokenizer: Tokenizer) -> bool:

@@ -44,10 +44,14 @@ class DiagnosedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which message a token belongs to; None where the template writes it by itself, or there are no messages."""
+    """Which message a token belongs to; None where the template writes it by itself, or there are no messages.
+
+    is_at_end: it is in the last message, or behind it.
+    """
 
     message_index: int | None
     where: Where
+    is_at_end: bool = False
 
 
 def place_of(prompt: DiagnosedPrompt, position: int, tokenizer: Tokenizer) -> Place:
@@ -62,18 +66,18 @@ def place_of(prompt: DiagnosedPrompt, position: int, tokenizer: Tokenizer) -> Pl
     messages = conversation.messages
     try:
         index = bisect_right(range(len(messages)), position, key=lambda index: _start(prompt, conversation, index)) - 1
-        if index < 0:
-            return Place(None, "template")
-        start = _start(prompt, conversation, index)
+        start = 0 if index < 0 else _start(prompt, conversation, index)
     except InvalidRequest:
         return Place(None, "template")
+    if index < 0:
+        return Place(None, "template")
     # A message holds no control token but in its calls, so what follows one opens the next message.
-    is_behind = not tokenizer.control_token_ids.isdisjoint(prompt.token_ids[max(start, 0) : position])
+    is_behind = not tokenizer.control_token_ids.isdisjoint(prompt.token_ids[start:position])
     if is_behind and not messages[index].tool_calls:
         index += 1
     if index == len(messages):
-        return Place(None, "template")
-    return Place(index, _ROLES[messages[index].role])
+        return Place(None, "template", is_at_end=True)
+    return Place(index, _ROLES[messages[index].role], is_at_end=index == len(messages) - 1)
 
 
 def _start(prompt: DiagnosedPrompt, conversation: Conversation, index: int) -> int:
