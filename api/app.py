@@ -9,6 +9,7 @@ from starlette.routing import Route
 from radixserve.api.auth import ApiKeys, RequireApiKey
 from radixserve.api.beam_search import beam_search
 from radixserve.api.cache import reset_cache, show_cache
+from radixserve.api.cache_tree import show_tree
 from radixserve.api.chat import chat_completions
 from radixserve.api.completions import completions
 from radixserve.api.cors import Cors
@@ -38,6 +39,7 @@ ROUTES = [
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/cache", show_cache),
+    Route("/v1/cache/tree", show_tree),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/v1/cache/explain", explain, methods=["POST"]),
     Route("/v1/cache/warm", warm, methods=["POST"]),

@@ -11,7 +11,7 @@ from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.diagnosis.prompt import DiagnosedPrompt
-from radixserve.engine.async_engine import AsyncEngine
+from radixserve.engine.async_engine import AsyncEngine, RequestHints
 from radixserve.protocol import Delta, PinAt
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN
@@ -74,9 +74,10 @@ class UsageCounter:
         )
 
 
-async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[tuple[int, Delta], None]:
+async def generate(engine: AsyncEngine, generation: Generation, name: str) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield (index of the prompt, delta) until every answer is finished. Closing it aborts what is left at once.
 
+    name: what the request is called where the cache is shown.
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
@@ -85,7 +86,7 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
             generation.params,
             namespace=generation.namespace,
             priority=generation.priority,
-            tool_call_begin=None if generation.tool_use is None else CALL_BEGIN,
+            hints=RequestHints(None if generation.tool_use is None else CALL_BEGIN, name),
             pins=generation.pins[index] if generation.pins else [],
         )
         for index, prompt in enumerate(generation.prompts)

@@ -19,12 +19,13 @@ from radixserve.api.prompts import encode_prompts
 from radixserve.api.records import record_of
 from radixserve.api.requests import PinRequest, WarmRequest
 from radixserve.api.responses import CachePin, CacheUnpinned, CacheWarmed, Usage
-from radixserve.api.retention import new_pin, read_ttl, refuse_marks
+from radixserve.api.retention import new_pin, read_ttl
 from radixserve.api.service import Service, service_of
 from radixserve.api.tools import check_tool_format, check_tools
-from radixserve.errors import InvalidRequest, PinNotFound, RequestFailed
+from radixserve.errors import InvalidRequest, PinNotFound, PromptTooLong, RequestFailed
 from radixserve.protocol import PinAt, Pins, ShowPins, Unpin, Unpinned
 from radixserve.sampling_params import SamplingParams
+from radixserve.tokenizer.messages import refuse_marked_parts
 from radixserve.tokenizer.tools import template_tools
 
 DEFAULT_TTL = 300.0
@@ -99,8 +100,16 @@ def _prepare(incoming: Incoming, request: WarmRequest) -> Generation:
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     _check(incoming.service, request)
     namespace = namespace_of(incoming, request.cache_salt)
+    prompt = _encode(incoming, request, namespace)
+    if len(prompt) >= incoming.ready.max_model_len:
+        field = "prompt" if request.messages is None else "messages"
+        raise PromptTooLong(
+            f"{field} has {len(prompt)} tokens; the model takes {incoming.ready.max_model_len}, prompt and answer "
+            "together; shorten the prompt",
+            param=field,
+        )
     return Generation(
-        prompts=[_encode(incoming, request, namespace)],
+        prompts=[prompt],
         params=SamplingParams(max_tokens=0),
         namespace=namespace,
         is_streamed=False,
@@ -118,7 +127,7 @@ def _check(service: Service, request: WarmRequest) -> None:
     for name in ("truncate_prompt_tokens", "prompt_cache_retention", "prompt_cache_options"):
         if getattr(request, name) is not None:
             raise InvalidRequest(f"{name} is not supported here; leave it out", param=name)
-    refuse_marks(request.messages or [], "here, where the whole prompt counts")
+    refuse_marked_parts(request.messages or [], "here, where the whole prompt counts")
 
 
 def _encode(incoming: Incoming, request: WarmRequest, namespace: bytes) -> list[int]:
@@ -154,7 +163,9 @@ class ComputeResponse:
         usage = UsageCounter(self._generation.prompts)
         try:
             async with cancelled_on_disconnect(receive):
-                async with aclosing(generate(self._service.engine, self._generation)) as deltas:
+                async with aclosing(
+                    generate(self._service.engine, self._generation, record_of(scope).request_id)
+                ) as deltas:
                     async for prompt_index, delta in deltas:
                         usage.add(prompt_index, delta)
                 body = msgspec.json.encode(await self._body(usage.usage()))

@@ -264,6 +264,37 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     tiers: list[str]
 
 
+class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of blocks that no prompt leaves in between, or a tail, the part-filled last block of an ended request.
+
+    id: its place in the list. parent: the id of the node above; null at the top. position: tokens above it.
+    preview: the beginning of its text, of preview_tokens tokens. holders: running sequences that hold it.
+    requests: x-request-id of those that hold it and nothing below. hits: requests that began with it.
+    """
+
+    id: int
+    parent: int | None
+    depth: int
+    position: int
+    tokens: int
+    blocks: int
+    preview: str
+    preview_tokens: int
+    holders: int
+    requests: list[str]
+    idle_seconds: float
+    hits: int
+    pinned_blocks: int
+    tail: bool
+
+
+class CacheTreeView(msgspec.Struct, frozen=True):
+    """GET /v1/cache/tree: each node before those below it. total_nodes: those that were left out too."""
+
+    nodes: list[CacheTreeNode]
+    total_nodes: int
+
+
 class CacheReset(msgspec.Struct, frozen=True):
     """POST /v1/cache/reset: blocks that were freed, and those that running requests still hold."""
 

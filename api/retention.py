@@ -12,7 +12,7 @@ from radixserve.api.requests import GenerationRequest
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import PinAt
 from radixserve.tokenizer.digit_marks import TextEnd
-from radixserve.tokenizer.messages import Message, cache_marks
+from radixserve.tokenizer.messages import Message, cache_marks, refuse_marked_parts
 
 # Seconds.
 MIN_TTL = 1.0
@@ -112,23 +112,17 @@ def read_retention(
         whole = max(whole, default_ttl)
     parts = _marked_parts(messages, default_ttl)
     if not has_prefix_cache:
-        refuse_marks(messages, "on this server, which runs with --no-prefix-cache")
+        refuse_marked_parts(messages, "on this server, which runs with --no-prefix-cache")
         if whole:
             name = "prompt_cache_retention" if request.prompt_cache_retention == "24h" else "prompt_cache_options"
             raise InvalidRequest(
                 f"{name} asks to keep the prompt, and this server runs with --no-prefix-cache; leave it out", param=name
             )
     if is_beam_search:
-        refuse_marks(messages, "together with beam search")
+        refuse_marked_parts(messages, "together with beam search")
     if request.truncate_prompt_tokens is not None:
-        refuse_marks(messages, "together with truncate_prompt_tokens, which cuts off what it would keep")
+        refuse_marked_parts(messages, "together with truncate_prompt_tokens, which cuts off what it would keep")
     return Retention(parts, whole)
-
-
-def refuse_marks(messages: Sequence[Message], reason: str) -> None:
-    """Raise InvalidRequest, with the path of the first one, for cache marks on content parts."""
-    for mark in cache_marks(messages):
-        raise InvalidRequest(f"{mark.path} is not supported {reason}; leave it out", param="messages")
 
 
 def _marked_parts(messages: Sequence[Message], breakpoint_ttl: float) -> list[tuple[TextEnd, float]]:

@@ -55,6 +55,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     public_prefixes: Annotated[
         str | None, _described("JSON file of system prompts that all tenants share the K/V of")
     ] = None
+    kv_events_endpoint: Annotated[
+        str | None, _described("ZeroMQ address, such as tcp://*:5557, to publish there what is cached")
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None, _described("ZeroMQ address, such as tcp://*:5558, where a subscriber asks for what it missed")
+    ] = None
+    kv_events_topic: Annotated[str | None, _described("ZeroMQ topic of KV events; left out: an empty one")] = None
+    kv_events_token_ids: Annotated[bool, _described("put the token ids of stored blocks into KV events")] = False
+    kv_events_buffer: Annotated[int, _described("batches of KV events kept for a replay")] = 10_000
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
     log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"
 
@@ -85,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, None),
             ("max_queued_requests", 1, None),
+            ("kv_events_buffer", 1, None),
             ("max_pinned_share", 0.0, 1.0),
             ("port", 0, 65535),
             ("request_timeout", 0.001, None),

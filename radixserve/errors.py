@@ -9,6 +9,7 @@ RadixServeError
 │   │   └── PromptTooLong    400, code context_length_exceeded
 │   ├── InvalidApiKey        401
 │   ├── OperatorOnly         403: the key names a tenant, and the route tells of all tenants
+│   ├── IntrospectionOff     403: the server does not tell callers what it has cached
 │   ├── ModelNotFound        404
 │   ├── PinBudgetExceeded    409: the prompt's blocks are more than may still be pinned
 │   ├── PinNotFound          404: no such pin of the caller's, or its time is over
@@ -83,6 +84,14 @@ class OperatorOnly(RequestError):
     status = 403
     type = "invalid_request_error"
     default_code = "operator_only"
+
+
+class IntrospectionOff(RequestError):
+    """What was asked for shows cached prompts, and the server runs without --enable-cache-introspection."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "introspection_off"
 
 
 class ModelNotFound(RequestError):

@@ -137,9 +137,9 @@ class LostPrefix(msgspec.Struct, frozen=True, array_like=True):
 class OtherPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A cached prompt that begins with another one's first num_common_tokens.
 
-    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first ones if it is long.
-    seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it holds
-    right there.
+    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first 2,048 of it if it is
+    more. seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it
+    holds right there.
     """
 
     token_ids: bytes
@@ -153,7 +153,7 @@ class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
     num_hit_tokens: what a request would read from the cache, at most num_tokens - 1. num_common_tokens: the most that a
     cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
     lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
-    num_common_tokens with it, the one used last first, at most 4; none differs from another in its num_hit_tokens.
+    num_common_tokens with it and hold more, the one used last first, at most 4. None if it goes on where they end.
     num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
     """
 
@@ -204,8 +204,52 @@ class Pins(msgspec.Struct, frozen=True, tag="pins"):
     num_other_blocks: int
 
 
-ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt
-ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts
+class ShowTree(msgspec.Struct, frozen=True, tag="show_tree"):
+    """Ask for what is cached of one tenant's; of None, the tenant without a name, public prefixes too.
+
+    max_depth: nodes on the way down. max_nodes: in all; those used last are shown.
+    """
+
+    tenant: str | None
+    max_depth: int
+    max_nodes: int
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that follow one another without a branch, or the part-filled last block of an ended request.
+
+    depth: nodes shown on the path down to this one, itself included. num_tokens_above: position of its first token.
+    preview_token_ids: int32 in native order, the first ones. num_holders: most sequences that hold one of its blocks.
+    request_ids: the tenant's running requests that hold a block of this node, and none of a node shown below it.
+    seconds_idle: since a block of it was last used; 0 while one is in use. num_hits: requests that began with it since
+    it was computed. is_tail: whether it is a part-filled block.
+    """
+
+    depth: int
+    num_tokens_above: int
+    num_tokens: int
+    num_blocks: int
+    preview_token_ids: bytes
+    num_holders: int
+    request_ids: list[str]
+    seconds_idle: float
+    num_hits: int
+    num_pinned_blocks: int
+    is_tail: bool
+
+
+class TreeView(msgspec.Struct, frozen=True, tag="tree_view"):
+    """Nodes depth first, each before those below it, of equal ones above the one used last in front.
+
+    num_nodes: all that the tenant has; if these are more, some were cut off.
+    """
+
+    nodes: list[TreeNode]
+    num_nodes: int
+
+
+ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt | ShowTree
+ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts | TreeView
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):

@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "model": VALUES | {"kernels", "attention"},
     "runner": VALUES | DEVICE | {"kernels", "core.batch"},
     "tokenizer": VALUES,
-    "engine": VALUES | DEVICE | {"core", "runner", "tokenizer"},
+    "events": VALUES | {"core"},
+    "engine": VALUES | DEVICE | {"core", "events", "runner", "tokenizer"},
     "diagnosis": VALUES | {"tokenizer"},
     "api": VALUES | {"core.namespace", "tokenizer", "engine", "diagnosis"},
     "llm": VALUES | {"tokenizer", "engine"},
@@ -36,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "diagnosis", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "tokenizer", "diagnosis", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "events", "tokenizer", "diagnosis", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 from asyncio import sleep
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from rich.live import Live
 from radixserve.bench.server import Server
 from radixserve.cli.cache_explain import explain_view
 from radixserve.cli.cache_stats import CacheFigures, Rates, rates_between, stats_view
+from radixserve.cli.cache_tree import TreeFigures, read_tree, tree_view
 from radixserve.cli.request_file import read_request
 from radixserve.diagnosis.report import Diagnosis
 from radixserve.errors import ServerCallFailed
@@ -23,6 +25,15 @@ PATH = "/v1/cache"
 
 T = TypeVar("T")
 Command = Callable[[Server, argparse.Namespace], Awaitable[int]]
+
+
+class _Pin(msgspec.Struct):
+    """What is told of a new pin. expires_at: seconds since 1970."""
+
+    id: str
+    tokens: int
+    blocks: int
+    expires_at: float
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,6 +100,16 @@ async def _watch(server: Server, arguments: argparse.Namespace) -> None:
             await sleep(arguments.watch)
 
 
+async def _tree(server: Server, arguments: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    answer = await read_tree(server, arguments.depth, arguments.max_nodes, width=console.width)
+    if arguments.json:
+        print_json(answer)
+    else:
+        console.print(tree_view(read_answer(answer, TreeFigures), console))
+    return 0
+
+
 async def _explain(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/explain", read_request(arguments.file))
     if arguments.json:
@@ -100,7 +121,14 @@ async def _explain(server: Server, arguments: argparse.Namespace) -> int:
 
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
-    return _show(answer, arguments)
+    if arguments.json:
+        return _show(answer, arguments)
+    pin = read_answer(answer, _Pin)
+    until = datetime.fromtimestamp(pin.expires_at).strftime("%H:%M:%S")
+    print(
+        f"pinned {pin.tokens:,} tokens in {pin.blocks:,} blocks until {until}; radixserve cache unpin {pin.id} ends it"
+    )
+    return 0
 
 
 async def _unpin(server: Server, arguments: argparse.Namespace) -> int:
@@ -121,6 +149,8 @@ def _show(answer: Any, arguments: argparse.Namespace) -> int:
         print_json(answer)
         return 0
     for name, value in answer.items():
+        if name == "object":
+            continue  # says of what kind the answer is
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         print(f"{name.replace('_', ' ')}: {text}")
     return 0
@@ -128,6 +158,7 @@ def _show(answer: Any, arguments: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Command] = {
     "stats": _stats,
+    "tree": _tree,
     "explain": _explain,
     "pin": _pin,
     "unpin": _unpin,

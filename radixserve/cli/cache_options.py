@@ -20,6 +20,16 @@ def add_cache_arguments(parser: argparse.ArgumentParser, default_base_url: str) 
         const=1.0,
         help="show them anew so often (1 unless given), with rates, until Ctrl-C",
     )
+    tree = commands.add_parser(
+        "tree",
+        help="what is cached, as a tree",
+        description="What is cached, as a tree of shared prefixes: the beginning of each text, who uses it, its age. "
+        "The server must run with --enable-cache-introspection.",
+    )
+    tree.add_argument(
+        "--depth", metavar="N", type=_positive, help="show so many levels (default: as many as the lines have room for)"
+    )
+    tree.add_argument("--max-nodes", metavar="N", type=_positive, help="show so many nodes (default: the server's)")
     explain = commands.add_parser(
         "explain",
         help="why a prompt misses",
@@ -47,7 +57,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser, default_base_url: str) 
     save = commands.add_parser(
         "save", help="write the cache to the disk", description="Write the cache to the server's --kv-cache-dir."
     )
-    for command in (stats, explain, pin, unpin, reset, save):
+    for command in (stats, tree, explain, pin, unpin, reset, save):
         add_server_arguments(command, default_base_url)
 
 
@@ -74,3 +84,9 @@ def _interval(text: str) -> float:
     if seconds < 0.1:
         raise argparse.ArgumentTypeError(f"{text!r} is below 0.1 seconds")
     return seconds
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)

@@ -1,7 +1,5 @@
 """What `radixserve cache stats` shows: one table of GET /v1/cache, and rates of two of them."""
 
-from typing import Any
-
 import msgspec
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -42,6 +40,21 @@ class Tree(msgspec.Struct):
     depth: int
 
 
+class Tier(msgspec.Struct):
+    """A place below the pool where blocks are kept, and what has become of them there."""
+
+    name: str
+    is_on: bool
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    hit_blocks: int
+    read_blocks: int
+    written_blocks: int
+    dropped_blocks: int
+    failed_blocks: int
+
+
 class CacheFigures(msgspec.Struct):
     """What is shown of GET /v1/cache. tree is None where a tenant is not told."""
 
@@ -50,7 +63,7 @@ class CacheFigures(msgspec.Struct):
     tokens: Tokens
     requests: Requests
     tree: Tree | None = None
-    tiers: list[dict[str, Any]] = []
+    tiers: list[Tier] = []
 
 
 class Rates(msgspec.Struct):
@@ -127,12 +140,25 @@ def _counts_table(figures: CacheFigures, rates: Rates | None) -> Table:
     return table
 
 
-def _tiers_table(tiers: list[dict[str, Any]]) -> Table:
+def _tiers_table(tiers: list[Tier]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(width=BAR_WIDTH)
+    table.add_column()
     for tier in tiers:
-        others = {key: value for key, value in tier.items() if key != "name"}
-        table.add_row(str(tier.get("name", "")), ", ".join(f"{key} {value}" for key, value in others.items()))
+        bar = ProgressBar(total=max(tier.capacity_bytes, 1), completed=tier.used_bytes, width=BAR_WIDTH)
+        used = f"{_size(tier.used_bytes)} of {_size(tier.capacity_bytes)}, {tier.blocks:,} blocks"
+        counts = (
+            f"{tier.hit_blocks:,} hit, {tier.read_blocks:,} read, {tier.written_blocks:,} written, "
+            f"{tier.dropped_blocks:,} dropped, {tier.failed_blocks:,} failed"
+        )
+        state = "" if tier.is_on else "off since an error: see the server's log\n"
+        table.add_row(tier.name, bar, f"{state}{used}\n{counts}")
     return table
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _percent(part: int, whole: int) -> str:

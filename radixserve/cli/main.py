@@ -35,7 +35,7 @@ DEFAULT_TEMPERATURE = 0.7
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
-SERVE_GROUPS: tuple[Group, ...] = ("model", "cache", "scheduling", "server")
+SERVE_GROUPS: tuple[Group, ...] = ("model", "cache", "scheduling", "server", "events")
 CHAT_GROUPS: tuple[Group, ...] = ("model", "cache")
 
 

@@ -15,7 +15,7 @@ import msgspec
 from radixserve.config import EngineConfig, parse_size
 from radixserve.errors import ConfigError
 
-Group = Literal["model", "cache", "scheduling", "server"]
+Group = Literal["model", "cache", "scheduling", "server", "events"]
 
 # The positional MODEL is the one field that is no flag.
 GROUPS: dict[Group, tuple[str, ...]] = {
@@ -48,6 +48,13 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "shutdown_timeout",
         "log_level",
     ),
+    "events": (
+        "kv_events_endpoint",
+        "kv_events_replay_endpoint",
+        "kv_events_topic",
+        "kv_events_token_ids",
+        "kv_events_buffer",
+    ),
 }
 # Flags, and values of flags, that are announced and do not work yet; an empty tuple: the whole of it.
 PLANNED: dict[str, tuple[str, ...]] = {
@@ -74,6 +81,9 @@ _METAVARS = {
     "served_model_name": "NAME",
     "api_key": "KEY",
     "cors_origin": "ORIGIN",
+    "kv_events_endpoint": "ADDRESS",
+    "kv_events_replay_endpoint": "ADDRESS",
+    "kv_events_topic": "TOPIC",
 }
 _SIZES = {"kv_cache_memory"}
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

@@ -305,7 +305,7 @@ class KVCache:
         """
         sequences = list(running)
         num_findable = _num_distinct(
-            self._findable(sequence)[self.keys.path_of(sequence).num_public_blocks :] for sequence in sequences
+            self.findable_blocks(sequence)[self.keys.path_of(sequence).num_public_blocks :] for sequence in sequences
         )
         counts = self._counts.of(tenant)
         return TenantStats(
@@ -479,7 +479,7 @@ class KVCache:
                     self.pins.replace_tail(block_id, covering_id)
                 self._remove(block_id, 1, RemovalReason.COVERED)
 
-    def _findable(self, sequence: Sequence) -> "array[int]":
+    def findable_blocks(self, sequence: Sequence) -> "array[int]":
         """Return the blocks of a sequence that are in the tree: those it has committed, and one it was truncated to."""
         num_blocks = sequence.num_committed_blocks
         behind = sequence.block_table[num_blocks : num_blocks + 1]

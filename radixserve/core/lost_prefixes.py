@@ -16,7 +16,7 @@ from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 from radixserve.protocol import LossReason, LostPrefix
 
-# A piece takes some 400 bytes beside the 16 of each of its blocks.
+# A piece takes 400 bytes beside the 16 of each of its blocks.
 MIN_BLOCKS_PER_PIECE = 16
 # What goes from the same path within a second is one piece.
 MAX_SECONDS = 1.0
@@ -62,8 +62,8 @@ class _Piece:
 class LostPrefixes(CacheObserver):
     """Remembers which whole blocks, of num_blocks, were evicted or reset, until they are computed again.
 
-    max_lost_blocks: so many at most; the oldest are forgotten first. They take 40 bytes each, if they go one by one
-    and nowhere near each other; most take little more than 16. Namespaces are told apart by the digests.
+    max_lost_blocks: so many at most, in pieces of MIN_BLOCKS_PER_PIECE on average; the oldest are forgotten first. At
+    most 40 bytes a block, and less than 20 where prompts are long. Namespaces are told apart by the digests.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from radixserve.core.radix_node import Node
 from radixserve.core.radix_tree import Place, Tokens, count_common
 
 MAX_PROMPTS = 4
-MAX_TOKENS = 2048
 # Runs and tails looked at right below one, and in all: a few milliseconds, however wide the tree is.
 MAX_FOLLOWERS = 512
 MAX_NODES = 4096
@@ -57,31 +56,31 @@ class Continuations:
             entry for entry, num_common in zip(entries, nums_common, strict=True) if num_common == self.num_common
         ]
 
-    def take(self) -> list[Continuation]:
-        """Return some, all different, the last used first, each down to a leaf or its MAX_TOKENSth token.
+    def take(self, max_tokens: int) -> list[Continuation]:
+        """Return MAX_PROMPTS at most, all different, each down to a leaf or its max_tokensth token.
 
         One for each of the entries that were used last; if these are fewer, then what leaves them deeper down.
         """
         taken: list[Continuation] = []
         unseen = self._last_used_first(self._entries)
         while unseen and len(taken) < MAX_PROMPTS:
-            continuation, aside = self._descend(unseen.pop(0))
+            continuation, aside = self._descend(unseen.pop(0), max_tokens)
             # Siblings can differ in nothing but what is cut off.
             if all(continuation.token_ids != other.token_ids for other in taken):
                 taken.append(continuation)
             unseen += self._last_used_first(aside)
-        return sorted(taken, key=lambda one: self._use.last_used(one.last_block), reverse=True)
+        return taken
 
-    def _descend(self, branch: _Branch) -> tuple[Continuation, list[_Branch]]:
+    def _descend(self, branch: _Branch, max_tokens: int) -> tuple[Continuation, list[_Branch]]:
         """Follow what was used last, and return it with what was left aside."""
         token_ids, first_block, node, start = branch
         aside: list[_Branch] = []
         while True:
             first_token = start * self._block_size
-            shown = node.token_ids[first_token : first_token + MAX_TOKENS - len(token_ids)]
+            shown = node.token_ids[first_token : first_token + max_tokens - len(token_ids)]
             token_ids = token_ids + shown
             last_block = node.block_ids[start + (len(shown) - 1) // self._block_size]
-            below = [] if len(token_ids) == MAX_TOKENS else list(self._followers(node))
+            below = [] if len(token_ids) == max_tokens else list(self._followers(node))
             if not below:
                 return Continuation(token_ids, first_block, last_block), aside
             branches = self._last_used_first(_Branch(token_ids, first_block, other) for other in below)

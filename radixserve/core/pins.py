@@ -319,7 +319,7 @@ class Pins(CacheObserver):
     def _budget_exceeded(self, tenant: str | None, num_new: int) -> PinBudgetExceeded:
         made = [pin for pin in self._made() if pin.tenant == tenant]
         named = [
-            f"{info.pin_id} ({info.num_blocks} blocks, {ceil(info.seconds_left)} s left)"
+            f"{info.pin_id} ({_blocks(info.num_blocks)}, {ceil(info.seconds_left)} s left)"
             for info in (_shown(pin, self._clock()) for pin in made[:MAX_NAMED_PINS])
         ]
         if len(made) > MAX_NAMED_PINS:
@@ -327,9 +327,9 @@ class Pins(CacheObserver):
         num_made = len({name for pin in made for name in pin.names})
         num_own = len({name for pin in self._pins.values() if pin.tenant == tenant for name in pin.names})
         parts = [f"your pins {', '.join(named)}"] if named else []
-        parts += [f"{num_own - num_made} blocks of your requests under way"] if num_own > num_made else []
+        parts += [f"{_blocks(num_own - num_made)} for your requests under way"] if num_own > num_made else []
         num_others = self.num_budgeted_blocks - num_own
-        parts += [f"{num_others} blocks of others"] if num_others else []
+        parts += [f"{_blocks(num_others)} of others"] if num_others else []
         held = f"held by {'; '.join(parts)}" if parts else "and nothing is pinned"
         return PinBudgetExceeded(
             f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
@@ -342,3 +342,7 @@ def _shown(pin: Pin, now: float) -> PinInfo:
     assert pin.expires_at is not None
     pin_id = max(pin.ids, key=pin.ids.__getitem__)
     return PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), max(pin.expires_at - now, 0.0))
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"

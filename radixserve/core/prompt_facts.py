@@ -1,6 +1,7 @@
 """What the cache holds of a prompt, and what became of the rest."""
 
 from array import array
+from itertools import islice
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from radixserve.core.sequence import Request, Sequence
 from radixserve.protocol import ExplainPrompt, OtherPrompt, PromptFacts
 from radixserve.sampling_params import SamplingParams
 
-# Other namespaces are looked for among so many of the newest ones, whosever they are.
-MAX_NAMESPACES_SEEN = 4096
+# That are told of another prompt.
+MAX_TOKENS = 2048
+# Of the tenant's newest roots: those seen, and of these the namespaces that are looked into.
+MAX_ROOTS = 4096
 MAX_NAMESPACES = 64
 # Blocks hashed to look in them: some ten milliseconds.
 MAX_HASHED_BLOCKS = 2**14
@@ -57,21 +60,20 @@ def _others(cache: KVCache, sequence: Sequence, num_hit_tokens: int) -> tuple[in
             seconds_idle=0.0 if cache.num_holders(last_block) else use.seconds_idle(last_block),
             num_requests_hit=use.num_hits(first_block),
         )
-        for token_ids, first_block, last_block in continuations.take()
-        if len(token_ids) > num_inside
+        for token_ids, first_block, last_block in continuations.take(MAX_TOKENS - len(above) + num_inside)
+        if num_blocks * size + len(token_ids) > num_common_tokens
     ]
-    return num_common_tokens, others
+    return num_common_tokens, sorted(others, key=lambda other: other.seconds_idle)
 
 
 def _num_tokens_elsewhere(cache: KVCache, sequence: Sequence) -> int:
     """Return the longest match of a sequence in namespaces that differ from its own in nothing but the salt."""
     own = sequence.request.namespace
-    namespaces: dict[bytes, None] = {}
-    for _, namespace in zip(range(MAX_NAMESPACES_SEEN), cache.tree.namespaces(), strict=False):
-        if len(namespaces) < MAX_NAMESPACES and namespace != own and without_salt(namespace) == without_salt(own):
-            namespaces[namespace] = None
+    roots = islice(cache.tree.roots_of(sequence.request.tenant), MAX_ROOTS)
+    namespaces = dict.fromkeys(root.namespace for root in roots if without_salt(root.namespace) == without_salt(own))
+    namespaces.pop(own, None)
     longest = num_hashed_blocks = 0
-    for namespace in namespaces:
+    for namespace in islice(namespaces, MAX_NAMESPACES):
         if longest == sequence.num_tokens or num_hashed_blocks > MAX_HASHED_BLOCKS:
             break
         twin = _sequence(sequence.token_ids, namespace)

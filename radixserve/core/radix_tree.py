@@ -85,6 +85,8 @@ class RadixTree:
         self._num_blocks_of = Counter[str | None]()
         # By the number of the public run that a root continues, and its namespace.
         self._roots: dict[tuple[int, bytes], Node] = {}
+        self._roots_of: dict[str | None, dict[tuple[int, bytes], Node]] = {}
+        self._num_nodes_of = Counter[str | None]()
         self._depth = TreeDepth()
         self._nodes: dict[int, Node] = {}
         self._next_number = 0
@@ -108,9 +110,17 @@ class RadixTree:
         """Return the namespace that a block of the tree is in."""
         return self._node_of(block_id).namespace
 
-    def namespaces(self) -> Iterator[bytes]:
-        """Yield the namespaces that hold blocks, the newest first; one that goes on from public runs once for each."""
-        return (namespace for _, namespace in reversed(self._roots))
+    def num_nodes_of(self, tenant: str | None) -> int:
+        """How many nodes are in namespaces of a tenant, public ones being None's."""
+        return self._num_nodes_of[tenant]
+
+    def roots_of(self, tenant: str | None) -> Iterator[Node]:
+        """Yield the roots of a tenant's namespaces, public ones being None's, the newest first."""
+        return reversed(self._roots_of.get(tenant, {}).values())
+
+    def node_of(self, block_id: int) -> Node:
+        """Return the node that a block of the tree is in."""
+        return self._node_of(block_id)
 
     def num_blocks_of(self, tenant: str | None) -> int:
         """How many of the blocks are in namespaces of a tenant. Public ones are in none's."""
@@ -318,12 +328,13 @@ class RadixTree:
     def _new_node(self, parent: Node, num_blocks_above: int, digest: bytes) -> Node:
         node = Node(parent.namespace, parent, self._next_number, num_blocks_above, digest=digest, height=1)
         self._nodes[node.number] = node
+        self._num_nodes_of[tenant_of(node.namespace)] += 1
         self._next_number += 1
         return node
 
     def _add(self, parent: Node, token_ids: "array[int]", block_ids: "array[int]", digest: bytes) -> None:
         if parent.is_root and parent.is_leaf:
-            self._roots[_root_key(parent.parent, parent.namespace)] = parent
+            self._add_root(parent)
             self._depth.replace(parent.parent, None, parent.height)
         node = self._new_node(parent, parent.num_blocks_above + len(parent.block_ids), digest)
         node.token_ids += token_ids
@@ -351,12 +362,12 @@ class RadixTree:
         del siblings[node.block_ids[0]]
         if not siblings:
             del parent.by_first_token[node.token_ids[0]]
-        del self._nodes[node.number]
+        self._forget(node)
         self._depth.replace(parent, node.height, None)
         above: Node | None = parent
         if parent.is_root and parent.is_leaf:
             above = parent.parent
-            del self._roots[_root_key(above, parent.namespace)]
+            self._remove_root(parent)
             self._depth.replace(above, parent.height, None)
         if above is not None and not above.is_root and len(above.children) == 1 and sum(above.heights.values()) == 1:
             self._merge(above)
@@ -406,8 +417,26 @@ class RadixTree:
         lower.parent, lower.digest, lower.num_blocks_above = upper.parent, upper.digest, upper.num_blocks_above
         self._own(lower, upper.block_ids)
         self._link(lower)
-        del self._nodes[upper.number]
+        self._forget(upper)
         self._depth.replace(lower.parent, upper.height, lower.height)
+
+    def _add_root(self, root: Node) -> None:
+        key = _root_key(root.parent, root.namespace)
+        self._roots[key] = root
+        self._roots_of.setdefault(tenant_of(root.namespace), {})[key] = root
+
+    def _remove_root(self, root: Node) -> None:
+        key, tenant = _root_key(root.parent, root.namespace), tenant_of(root.namespace)
+        del self._roots[key], self._roots_of[tenant][key]
+        if not self._roots_of[tenant]:
+            del self._roots_of[tenant]
+
+    def _forget(self, node: Node) -> None:
+        del self._nodes[node.number]
+        tenant = tenant_of(node.namespace)
+        self._num_nodes_of[tenant] -= 1
+        if not self._num_nodes_of[tenant]:
+            del self._num_nodes_of[tenant]
 
     def _count_blocks(self, node: Node, change: int) -> None:
         self.num_blocks += change

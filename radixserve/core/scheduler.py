@@ -139,8 +139,11 @@ class Scheduler:
 
     def tenant_stats(self, tenant: str | None) -> TenantStats:
         """Return one tenant's figures, in time proportional to the blocks that it has in use."""
-        running = [sequence for sequence in self._running if sequence.request.tenant == tenant]
-        return self._cache.tenant_stats(tenant, running, self._waiting.num_waiting(tenant))
+        return self._cache.tenant_stats(tenant, self.running_of(tenant), self._waiting.num_waiting(tenant))
+
+    def running_of(self, tenant: str | None) -> list[Sequence]:
+        """Return a tenant's sequences that hold blocks."""
+        return [sequence for sequence in self._running if sequence.request.tenant == tenant]
 
     def add(self, request: Request) -> None:
         """Queue a request with its one sequence, whose tokens are the prompt (at least one, under max_model_len)."""

@@ -12,6 +12,7 @@ from radixserve.core.prompt_facts import explain
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.core.tree_view import show_tree
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
@@ -19,6 +20,7 @@ from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.engine.pinning import reason_to_refuse_pins
 from radixserve.errors import InvalidRequest, PinBudgetExceeded
+from radixserve.events.start import KVEvents
 from radixserve.protocol import (
     AddRequest,
     CacheWasReset,
@@ -31,6 +33,7 @@ from radixserve.protocol import (
     ResetCache,
     ShowPins,
     ShowTenant,
+    ShowTree,
     StepOutput,
     TokenLogprobs,
     Unpin,
@@ -72,6 +75,7 @@ class EngineCore:
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
         self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
+        self._events: KVEvents | None = None
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[Sequence, Detokenizer] = {}
@@ -90,6 +94,10 @@ class EngineCore:
     def seconds_until_wake(self) -> float | None:
         """Return how long the engine may sleep while it has no work: then it has. None: until a message comes."""
         return self._cache.pins.seconds_until_expiry()
+
+    def publish_events(self, events: KVEvents) -> None:
+        """Publish what the cache does after each step from now on, until close, which closes events too."""
+        self._events = events
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
@@ -129,6 +137,8 @@ class EngineCore:
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
             case ExplainPrompt():
                 return explain(self._cache, command)
+            case ShowTree(tenant):
+                return show_tree(self._cache, command, self._scheduler.running_of(tenant))
             case Unpin(pin_id, tenant):
                 self._has_news = True
                 return Unpinned(self._cache.pins.unpin(pin_id, tenant))
@@ -146,7 +156,14 @@ class EngineCore:
         self._cache.pins.expire()
         if self._scheduler.has_work:
             deltas += self._compute()
+        if self._events is not None:
+            self._events.publish()
         return StepOutput(deltas, self.stats())
+
+    def close(self) -> None:
+        """Let go of what an engine holds beside memory. No other call may follow."""
+        if self._events is not None:
+            self._events.close()
 
     def stats(self) -> EngineStats:
         """Return the engine's figures as they are now."""

@@ -67,6 +67,8 @@ class InProcessClient:
         return result
 
     async def stop(self) -> None:
+        if self._engine is not None:
+            self._engine.core.close()
         self._engine = None
 
     @property

@@ -10,6 +10,7 @@ from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.core import EngineCore
+from radixserve.events.start import follow, open_publisher
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import EngineReady
 from radixserve.runner.startup import start_executor
@@ -40,7 +41,14 @@ def start_engine(
     path = resolve_model_path(config.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(config)
-    started = start_executor(config, show_progress=show_progress)
+    # Before the model is loaded, so that an address in use is found at once.
+    publisher = open_publisher(config)
+    try:
+        started = start_executor(config, show_progress=show_progress)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
     notices = list(started.notices)
     # Every running sequence advances in every step, so a step must have a token for each.
     max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
@@ -73,6 +81,8 @@ def start_engine(
         max_queued_requests=config.max_queued_requests,
         seed=config.seed,
     )
+    if publisher is not None:
+        core.publish_events(follow(cache, publisher, config, device=started.device))
     ready = EngineReady(
         model_name=path.stem if path.suffix == ".gguf" else path.resolve().name,
         architecture=started.architecture,

@@ -21,7 +21,7 @@ from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup, Piece, find_opening, split_at_answers
 from radixserve.tokenizer.chat_template import ChatTemplate
 from radixserve.tokenizer.digit_marks import TextEnd, put_marks, random_digits, texts_before
-from radixserve.tokenizer.encoded_chat import EncodedChat, encode_pieces
+from radixserve.tokenizer.encoded_chat import EncodedChat, encode_and_locate, encode_pieces
 from radixserve.tokenizer.hermes import add_tools, is_hermes, with_call_objects, with_calls_as_text
 
 # Some models do not mark their turn borders as special. Others, such as <think>, belong in an assistant's message.
@@ -96,13 +96,13 @@ class ChatEncoder:
             )
         pieces = [Piece(self._finish(piece.text), piece.token_ids) for piece in pieces]
         if not ends:
-            return encode_pieces(self._private_backend, pieces, [])
+            return encode_pieces(self._private_backend, pieces)
         marks = [random_digits() for _ in ends]
         marked = self._render(
             template, self._variables(template, put_marks(messages, ends, marks), options, final_mark)
         )
         befores = [self._finish(before) for before in texts_before(marked, ends, marks)]
-        return encode_pieces(self._private_backend, pieces, befores)
+        return encode_and_locate(self._private_backend, pieces, befores)
 
     def _variables(
         self, template: ChatTemplate, messages: list[dict[str, Any]], options: ChatOptions, final_mark: str | None

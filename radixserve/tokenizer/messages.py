@@ -77,6 +77,12 @@ def cache_marks(messages: Sequence[Message]) -> Iterator[CacheMark]:
                     yield CacheMark(path, name, value, TextEnd(message_index, num_characters))
 
 
+def refuse_marked_parts(messages: Sequence[Message], reason: str) -> None:
+    """Raise InvalidRequest, with the path of the first one, for marks where nothing can be kept."""
+    for mark in cache_marks(messages):
+        raise InvalidRequest(f"{mark.path} is not supported {reason}; leave it out", param="messages")
+
+
 def refuse_cache_marks(owner: msgspec.Struct, path: str, param: str) -> None:
     """Raise InvalidRequest if something other than a content part, which has the fields for it, is marked."""
     for name in _CACHE_MARKS:

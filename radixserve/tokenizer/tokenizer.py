@@ -109,7 +109,7 @@ class Tokenizer:
     ) -> EncodedChat:
         """Return the ids of a conversation, as encode_chat does, and where places in its messages have come to stand.
 
-        ends: in the order of the conversation. With any, it is rendered once more and encoded twice.
+        ends: in the order of the conversation. With any, it is rendered twice.
         Raises InvalidRequest for an end that the template does not show, too.
         """
         if self._chat_encoder is None:

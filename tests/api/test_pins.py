@@ -186,6 +186,7 @@ MARKED = [{"role": "user", "content": [{"type": "text", "text": "a", "cache_cont
         ({"prompt": "a" * 900}, "prompt"),
         ({"messages": []}, "messages"),
         ({"messages": MARKED}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * 900}]}, "messages"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"prompt": "a", "prompt_cache_retention": "24h"}, "prompt_cache_retention"),

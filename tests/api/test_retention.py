@@ -100,6 +100,7 @@ async def test_each_of_several_marked_parts_is_kept_for_its_own_time(
         ({"prompt_cache_breakpoint": EXPLICIT | {"ttl": "30m"}}, 30 * MINUTE),
         ({"prompt_cache_breakpoint": EXPLICIT | {"ttl": "12h"}}, 12 * HOUR),
         ({"cache_control": EPHEMERAL, "prompt_cache_breakpoint": EXPLICIT}, 30 * MINUTE),
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}, "prompt_cache_breakpoint": EXPLICIT}, HOUR),
     ],
 )
 async def test_a_mark_keeps_for_the_time_that_it_names(
@@ -107,6 +108,12 @@ async def test_a_mark_keeps_for_the_time_that_it_names(
 ) -> None:
     await ask(client, CHAT, **chat(part("Be kind.", **mark)))
     await lasts(client, clock, seconds)
+
+
+async def test_where_parts_end_together_the_longest_time_counts(client: httpx.AsyncClient, clock: FakeClock) -> None:
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    await ask(client, CHAT, **chat(part("Be kind.", **hour), part("", cache_control=EPHEMERAL)))
+    await lasts(client, clock, HOUR)
 
 
 @pytest.mark.parametrize(

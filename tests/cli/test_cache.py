@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -72,6 +73,27 @@ def test_stats_shows_blocks_by_state_and_hits(fake: FakeCacheServer, capsys: pyt
     assert fake.headers[0]["authorization"] == "Bearer k"
 
 
+def test_stats_shows_each_tier_and_whether_it_is_on(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {
+        f"{name}_blocks": 1000 + index for index, name in enumerate(("hit", "read", "written", "dropped", "failed"))
+    }
+    tier = {
+        "name": "disk",
+        "is_on": True,
+        "capacity_bytes": 20 * 2**30,
+        "used_bytes": 3 * 2**29,
+        "blocks": 4321,
+        **counts,
+    }
+    fake.answers["GET /v1/cache"] = REPORT | {"tiers": [tier, {**tier, "name": "host", "is_on": False}]}
+    assert run(fake, "stats") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert (
+        "1.5 GiB of 20.0 GiB, 4,321 blocks 1,000 hit, 1,001 read, 1,002 written, 1,003 dropped, 1,004 failed" in words
+    )
+    assert words.count("off since an error") == 1
+
+
 def test_stats_of_a_tenant_has_no_tree(fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]) -> None:
     fake.answers["GET /v1/cache"] = {key: value for key, value in REPORT.items() if key != "tree"}
     assert run(fake, "stats") == 0
@@ -134,18 +156,27 @@ def test_watch_prints_json_lines(
 def test_pin_sends_the_file_with_its_time(
     fake: FakeCacheServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.answers["POST /v1/cache/pin"] = {"pin_id": "abc", "num_tokens": 70}
+    fake.answers["POST /v1/cache/pin"] = {
+        "object": "cache.pin",
+        "id": "abc",
+        "tokens": 70,
+        "blocks": 5,
+        "expires_at": 1e9,
+        "ttl": 3600,
+    }
     file = tmp_path / "chat.json"
     file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
     assert run(fake, "pin", str(file), "--ttl", "1h") == 0
     assert fake.calls == [
         ("POST /v1/cache/pin", {"messages": [{"role": "user", "content": "hi"}], "ttl": 3600.0}),
     ]
-    assert "abc" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert output.startswith("pinned 70 tokens in 5 blocks until ")
+    assert output.endswith("; radixserve cache unpin abc ends it\n")
 
 
 def test_a_request_is_read_from_standard_input(fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.answers["POST /v1/cache/pin"] = {"pin_id": "abc"}
+    fake.answers["POST /v1/cache/pin"] = {"id": "abc", "tokens": 70, "blocks": 5, "expires_at": 1e9}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "hi"}')))
     assert run(fake, "pin", "-") == 0
     assert fake.calls[0][1] == {"prompt": "hi", "ttl": 300.0}
@@ -197,3 +228,87 @@ def test_a_file_without_a_request_is_one_line_and_exit_code_2(
 
 def test_times_are_seconds_or_have_a_unit() -> None:
     assert [seconds_of(text) for text in ("90", "1.5s", "5m", "1h")] == [90, 1.5, 300, 3600]
+
+
+def node(depth: int = 1, parent: int | None = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": 0,
+        "parent": parent,
+        "depth": depth,
+        "position": 0,
+        "tokens": 64,
+        "blocks": 4,
+        "preview": "text",
+        "preview_tokens": 48,
+        "holders": 0,
+        "requests": [],
+        "idle_seconds": 130.0,
+        "hits": 0,
+        "pinned_blocks": 0,
+        "tail": False,
+        **fields,
+    }
+
+
+def tree_of(fake: FakeCacheServer, nodes: list[dict[str, Any]], total: int | None = None) -> None:
+    fake.answers["GET /v1/cache/tree"] = {"nodes": nodes, "total_nodes": len(nodes) if total is None else total}
+
+
+def test_tree_shows_who_uses_what(
+    fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    tree_of(
+        fake,
+        [
+            node(preview="You are an agent", holders=2, pinned_blocks=4, hits=9),
+            node(2, 0, preview="What is", holders=1, requests=["job-1"], pinned_blocks=3),
+            node(2, 0, preview="Who is it?", preview_tokens=7, tokens=7, hits=1, tail=True),
+        ],
+        total=10,
+    )
+    assert run(fake, "tree") == 0
+    top, first, second, left_out = capsys.readouterr().out.splitlines()
+    assert "64 tokens  in use x2  pinned  9 hits  You are an agent..." in top
+    assert "── 64 tokens  in use by job-1  pinned 3 of 4 blocks  What is..." in first
+    assert "── 7 tokens (tail)  idle 2 min  1 hit  Who is it?" in second
+    assert not second.endswith("...")
+    assert "7 more nodes" in left_out
+
+
+@pytest.mark.parametrize("width", [30, 50, 200])
+def test_tree_keeps_to_the_width_and_lets_no_text_command_the_terminal(
+    width: int, fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    hostile = "a\x1b[2Jb\nc\x9b1m\u202ed[red]e" + "漢字" * 50
+    tree_of(fake, [node(depth + 1, depth - 1 if depth else None, preview=hostile) for depth in range(20)])
+    assert run(fake, "tree", "--depth", "20") == 0
+    output = capsys.readouterr().out
+    assert not {"\x1b", "\x9b", "\u202e"} & set(output)
+    lines = output.splitlines()
+    assert len(lines) == 20
+    assert all(cell_len(line) <= width for line in lines)
+    assert width < 200 or "a\\u001b[2Jb\\nc\\u009b1m\\u202ed[red]e" in output
+
+
+def test_tree_asks_for_what_is_wanted_and_for_no_more_levels_than_fit(
+    fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tree_of(fake, [])
+    assert run(fake, "tree") == 0
+    assert run(fake, "tree", "--depth", "3", "--max-nodes", "5", "--json") == 0
+    assert [call for call, _ in fake.calls] == [
+        "GET /v1/cache/tree?depth=9",
+        "GET /v1/cache/tree?depth=3&max_nodes=5",
+    ]
+    assert capsys.readouterr().out == 'nothing is cached\n{"nodes":[],"total_nodes":0}\n'
+
+
+def test_a_tree_that_refers_to_nothing_is_not_of_the_expected_form(
+    fake: FakeCacheServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree_of(fake, [node(2, 7)])
+    assert run(fake, "tree") == 1
+    assert "not of the expected form" in capsys.readouterr().err

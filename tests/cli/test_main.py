@@ -42,6 +42,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["cache", "stats", "--watch", "never"], "'never' is no time"),
         (["cache", "stats", "--watch", "0.01"], "below 0.1 seconds"),
         (["cache", "pin", "f", "--ttl", "0"], "'0' is no time"),
+        (["cache", "tree", "--depth", "0"], "at least 1"),
         (["serve", "--port", "70000"], "--port is 70000"),
         (["serve", "--nonsense"], "unknown argument --nonsense"),
         (["serve", "a", "b"], "unknown argument b"),

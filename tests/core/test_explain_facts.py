@@ -1,15 +1,19 @@
 """What the cache says of a prompt: its hit, what else is cached behind it, and what other namespaces hold."""
 
 import pickle
+import random
 from array import array
 from collections.abc import Iterable
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from radixserve.core.namespace import encode_namespace
-from radixserve.core.other_prompts import MAX_PROMPTS, MAX_TOKENS
-from radixserve.core.prompt_facts import explain
+from radixserve.core.other_prompts import MAX_PROMPTS
+from radixserve.core.prompt_facts import MAX_TOKENS, explain
 from radixserve.protocol import ExplainPrompt, PromptFacts
 from tests.clock import FakeClock
-from tests.core.driver import Driver
+from tests.core.driver import Driver, make_sequence, num_common
 
 
 def facts_of(
@@ -50,6 +54,20 @@ def test_a_prompt_that_is_cached_to_its_last_token_diverges_nowhere() -> None:
         assert others_of(facts) == [[*range(num_tokens - 1, 10), 50, 51]]
 
 
+def test_a_prompt_that_goes_on_where_a_cached_one_ended_leaves_none() -> None:
+    driver = Driver(num_blocks=32, block_size=4)
+    driver.run(list(range(10)))
+    for prompt in (range(10), range(14)):
+        assert facts_of(driver, prompt).others == []
+
+
+def test_another_public_prefix_is_no_other_prompt() -> None:
+    driver = Driver(num_blocks=32, block_size=2, public_prefixes=[[1, 2, 3, 4], [1, 2, 5, 6]])
+    driver.run([1, 2, 3, 4, 9])
+    facts = facts_of(driver, [1, 2, 5, 6, 9])
+    assert (facts.num_hit_tokens, facts.num_common_tokens, facts.others) == (2, 2, [])
+
+
 def test_the_others_are_those_used_last() -> None:
     clock = FakeClock()
     driver = Driver(num_blocks=64, block_size=2, clock=clock)
@@ -73,10 +91,12 @@ def test_deeper_branches_come_where_few_leave_at_the_hit() -> None:
 
 
 def test_what_is_held_of_a_long_prompt_is_cut() -> None:
-    driver = Driver(num_blocks=400, block_size=16)
-    driver.run(list(range(5000)))
-    (other,) = others_of(facts_of(driver, [0, 1, 7]))
-    assert other == list(range(2, MAX_TOKENS))
+    driver = Driver(num_blocks=160, block_size=16)
+    driver.run(list(range(2500)))
+    for prompt in ([0, 1, 7], list(range(32)), [7]):
+        facts = facts_of(driver, prompt)
+        (other,) = others_of(facts)
+        assert other == list(range(facts.num_hit_tokens, facts.num_hit_tokens + MAX_TOKENS))
 
 
 def test_other_salts_of_the_tenant_are_told_of_where_they_may_be_seen() -> None:
@@ -91,3 +111,72 @@ def test_other_salts_of_the_tenant_are_told_of_where_they_may_be_seen() -> None:
     facts = facts_of(driver, range(20), own, sees_others=True)
     assert (facts.num_hit_tokens, facts.others, facts.num_tokens_elsewhere) == (0, [], 9)
     assert facts_of(driver, range(20), own).num_tokens_elsewhere == 0
+
+
+A, B = encode_namespace(tenant="a"), encode_namespace(tenant="b")
+SALTS_OF_A = [A, *(encode_namespace(tenant="a", salt=salt) for salt in ("s", "t"))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), block_size=st.sampled_from([1, 2, 4]), is_public=st.booleans())
+def test_the_facts_are_those_of_a_plain_list_of_the_tenants_prompts(
+    seed: int, block_size: int, is_public: bool
+) -> None:
+    rng = random.Random(seed)
+    clock = FakeClock()
+    public = [[rng.randrange(2) for _ in range(2 * block_size)]] if is_public else []
+    driver = Driver(60, block_size, clock=clock, public_prefixes=public)
+    prompts: list[list[int]] = [[], *public]
+    for _ in range(14):
+        clock.seconds += 1
+        before = rng.choice(prompts)
+        prompt = before[: rng.randrange(len(before) + 1)] + [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+        prompts.append(prompt[: 9 * block_size])
+        driver.start(prompts[-1], namespace=rng.choice([*SALTS_OF_A, B, b""]))
+        if len(driver.running) > 1:
+            driver.finish(rng.choice(driver.running))
+    for prompt in [*rng.sample(prompts[1:], 4), [rng.randrange(2) for _ in range(6)]]:
+        for namespace in [A, SALTS_OF_A[1], b""]:
+            check_facts(driver, prompt, namespace)
+
+
+def check_facts(driver: Driver, prompt: list[int], namespace: bytes) -> None:
+    facts = facts_of(driver, prompt, namespace, sees_others=True)
+    assert facts.num_tokens == len(prompt)
+    assert facts.num_hit_tokens == driver.num_cached(prompt, namespace)
+    shared = lengths_shared(driver, prompt, namespace)
+    assert facts.num_common_tokens == max((length for length, _ in shared), default=0)
+    own_leaves = {tokens for length, tokens in shared if tokens and length == facts.num_common_tokens < len(tokens)}
+    others = [(*prompt[: facts.num_hit_tokens], *other) for other in others_of(facts)]
+    assert len(set(others)) == len(others) == min(len(own_leaves), MAX_PROMPTS)
+    assert set(others) <= own_leaves
+    ages = [other.seconds_idle for other in facts.others]
+    assert ages == sorted(ages)
+    elsewhere = [other for other in SALTS_OF_A if namespace != b"" and other != namespace]
+    assert facts.num_tokens_elsewhere == max(
+        (length for other in elsewhere for length, _ in lengths_shared(driver, prompt, other, only_used=True)),
+        default=0,
+    )
+
+
+def lengths_shared(
+    driver: Driver, prompt: list[int], namespace: bytes, *, only_used: bool = False
+) -> list[tuple[int, tuple[int, ...]]]:
+    """For each node: the tokens that a prompt shares with its path, and, if another prompt ends there, that one's.
+
+    only_used: nothing, if no path ends in the namespace.
+    """
+    sequence = make_sequence(prompt, namespace)
+    namespaces = driver.namespaces_of(sequence)
+    entries = driver.entries()
+    if only_used and all(entry.namespaces[-1] != namespace for entry in entries):
+        return []
+    path = driver.path_of(sequence)
+    shared = []
+    for entry in entries:
+        length = min(num_common(entry.token_ids, prompt), num_common(entry.namespaces, namespaces) * driver.block_size)
+        is_leaf = not any(below.namespaces[-1] == entry.namespaces[-1] for below in entry.followers)
+        same_path = all(other == path.namespace_of(index) for index, other in enumerate(entry.namespaces))
+        is_other = is_leaf and same_path and entry.namespaces[-1] == namespace
+        shared.append((length, entry.token_ids if is_other else ()))
+    return shared

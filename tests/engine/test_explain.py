@@ -1,9 +1,9 @@
-"""What the engine says of a prompt, between two steps."""
+"""What the engine says of a prompt, and of its tree, between two steps."""
 
 from array import array
 
 from radixserve.core.namespace import encode_namespace
-from radixserve.protocol import ExplainPrompt, LostPrefix, PinAt, PromptFacts
+from radixserve.protocol import ExplainPrompt, LostPrefix, PinAt, PromptFacts, ShowTree, TreeView
 from tests.clock import FakeClock
 from tests.engine.harness import BLOCK_SIZE as B
 from tests.engine.harness import Harness, MakeHarness, ids
@@ -53,3 +53,17 @@ def test_a_prefix_whose_pin_was_broken_says_so(make_harness: MakeHarness) -> Non
     lost = facts_of(harness, prompt).lost
     assert lost is not None
     assert (lost.reason, lost.num_tokens) == ("unpinned", B), "its deeper block alone was needed"
+
+
+def test_the_tree_says_where_a_running_request_is(make_harness: MakeHarness) -> None:
+    harness = make_harness()
+    harness.ask(ids(0, 3 * B + 1), namespace=encode_namespace(tenant="a"), max_tokens=1)
+    request_id = harness.add(ids(0, 3 * B + 1), namespace=encode_namespace(tenant="a"))
+    harness.step()
+    view = harness.core.control(ShowTree("a", 10, 100))
+    assert isinstance(view, TreeView)
+    (node, tail) = view.nodes
+    assert (node.num_blocks, node.num_holders, node.request_ids) == (3, 1, [request_id])
+    assert (tail.is_tail, tail.num_holders, tail.request_ids) == (True, 0, [])
+    assert harness.core.control(ShowTree("b", 10, 100)) == TreeView([], 0)
+    harness.run()

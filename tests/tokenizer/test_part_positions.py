@@ -166,12 +166,14 @@ def test_an_answer_that_keeps_its_own_ids_counts_by_these(tmp_path: Path) -> Non
     answer = "The capital is Paris."
     own = character_ids(tokenizer, answer)
     messages = [user("q"), message(1, answer), user("sure?")]
-    ends = [TextEnd(0, 1), TextEnd(1, 3), TextEnd(1, len(answer)), TextEnd(2, 4)]
+    ends = [TextEnd(0, 1), TextEnd(1, len("The capital")), TextEnd(1, len(answer)), TextEnd(2, 4)]
     encoded = tokenizer.encode_chat_with_ends(messages, OPTIONS, ends, Answers(**{answer: own}))
     first, inside, whole, last = encoded.end_positions
     opening = len(encoded.token_ids[:whole]) - len(own)
     assert encoded.token_ids[opening:whole] == own
-    assert first < opening <= inside <= opening + 3
+    # Its own tokens are other ones from the first on, so that none of them is sure to end inside the marked text.
+    assert own[0] != tokenizer.encode(answer, add_special_tokens=False)[0]
+    assert first < opening == inside
     assert decoded(tokenizer, encoded.token_ids[:last]).endswith("<|im_start|>user\nsure")
 
 
