@@ -47,7 +47,8 @@ class Continuations:
         if index < len(node.block_ids):
             entries = [_Branch(array("i"), node.block_ids[index], node, index)]
         else:
-            entries = [_Branch(array("i"), below.block_ids[0], below) for below in self._followers(node)]
+            first_token = int(rest[0]) if len(rest) and int(rest[0]) in node.by_first_token else None
+            entries = [_Branch(array("i"), below.block_ids[0], below) for below in self._followers(node, first_token)]
         nums_common = [
             count_common(view_of(entry.node.token_ids)[entry.start * block_size :], rest) for entry in entries
         ]
@@ -87,8 +88,10 @@ class Continuations:
             aside += branches[1:MAX_PROMPTS]
             node, start = branches[0].node, 0
 
-    def _followers(self, node: Node) -> Iterator[Node]:
-        newest = (other for others in reversed(node.by_first_token.values()) for other in reversed(others.values()))
+    def _followers(self, node: Node, first_token: int | None = None) -> Iterator[Node]:
+        """Yield what follows a node, the newest first, or of it only what begins with a token."""
+        alike = node.by_first_token.values() if first_token is None else [node.by_first_token[first_token]]
+        newest = (other for others in reversed(alike) for other in reversed(others.values()))
         for other in islice(newest, min(self._num_unlooked, MAX_FOLLOWERS)):
             self._num_unlooked -= 1
             yield other

@@ -5,9 +5,11 @@ import random
 from array import array
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixserve.core import other_prompts
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.other_prompts import MAX_PROMPTS
 from radixserve.core.prompt_facts import MAX_TOKENS, explain
@@ -79,6 +81,16 @@ def test_the_others_are_those_used_last() -> None:
     facts = facts_of(driver, [0, 1, 7, 7])
     assert others_of(facts) == [[10, 9, 8], [15, 9], [14, 9], [13, 9]]
     assert [(other.seconds_idle, other.num_requests_hit) for other in facts.others] == [(5, 1), (6, 0), (7, 0), (8, 0)]
+
+
+def test_below_a_wide_node_what_begins_alike_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_prompts, "MAX_FOLLOWERS", 3)
+    driver = Driver(num_blocks=64, block_size=4)
+    for number in range(10, 20):
+        driver.run([0, 1, 2, 3, number, 5, 6, 7])
+    facts = facts_of(driver, [0, 1, 2, 3, 10, 5, 9, 9])
+    assert (facts.num_hit_tokens, others_of(facts)) == (6, [[6, 7]])
+    assert len(facts_of(driver, [0, 1, 2, 3, 9, 9]).others) == 3
 
 
 def test_deeper_branches_come_where_few_leave_at_the_hit() -> None:
