@@ -39,7 +39,7 @@ class Change:
 
 
 class Comparison:
-    """A prompt and a cached one that begins with its first num_common tokens.
+    """A prompt and a cached one that begins with its first num_hit tokens.
 
     cached: the tokens of the cached one from num_hit on; the tokens before are the prompt's.
     boilerplate: as in Passage. is_cut: the cached one goes on beyond what is known of it.
