@@ -91,8 +91,25 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     num_waiting: int
 
 
-ControlCommand = ResetCache | ShowTenant
-ControlResult = CacheWasReset | TenantStats
+class SaveCache(msgspec.Struct, frozen=True, tag="save_cache"):
+    """Write all that is cached to the tier below, or tell how far that is: the first call starts it."""
+
+
+class SaveProgress(msgspec.Struct, frozen=True, tag="save_progress"):
+    """How far a save is.
+
+    is_done: nothing of it is left, or an error ended it; the next SaveCache starts another. num_saved_blocks: written
+    by this save. num_left_blocks: found cached when it started, and not yet written. error: why it cannot go on.
+    """
+
+    is_done: bool
+    num_saved_blocks: int
+    num_left_blocks: int
+    error: str | None = None
+
+
+ControlCommand = ResetCache | ShowTenant | SaveCache
+ControlResult = CacheWasReset | TenantStats | SaveProgress
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -209,6 +226,7 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     num_free + num_cached + num_in_use == num_blocks. A cached block is held by the tree alone, a block in use by a
     sequence. queried, hit and evicted tokens only ever grow; a resumed request does not count as queried again.
+    tiers: what lies below the pool.
     """
 
     block_size: int
@@ -221,6 +239,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     num_evicted_tokens: int
     num_tree_nodes: int
     tree_depth: int
+    tiers: list[TierStats] = []
 
 
 class EngineStats(msgspec.Struct, frozen=True):

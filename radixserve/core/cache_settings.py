@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from radixserve.config import EvictionPolicy
+from radixserve.core.block_store import BlockStore
 from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 
 
@@ -18,6 +19,7 @@ class CacheSettings:
     build: what K/V depends on beside the tokens; it is part of the blocks' names.
     digest: finds blocks; it may collide, as token ids are compared before a block is shared.
     clock: seconds, from any beginning on.
+    store: where blocks go that the pool has no room for, and come back from.
     """
 
     prefix_cache: bool = True
@@ -26,3 +28,4 @@ class CacheSettings:
     build: bytes = b""
     digest: BlockDigest = xxh3_digest
     clock: Callable[[], float] = time.monotonic
+    store: BlockStore | None = None

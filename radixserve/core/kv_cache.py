@@ -43,7 +43,7 @@ class KVCache:
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
     truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
-    keys: the paths, digests and names of sequences' blocks. use: when blocks were used.
+    keys: the paths, digests and names of sequences' blocks. use: when blocks were used. clock, store: the settings'.
     """
 
     def __init__(self, num_blocks: int, block_size: int, settings: CacheSettings = _DEFAULTS) -> None:
@@ -58,6 +58,7 @@ class KVCache:
         else:
             self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
+        self.clock, self.store = settings.clock, settings.store
         self.use = BlockUse(num_blocks, settings.clock)
         self._observers: list[CacheObserver] = [self._order, self.use]
         self._queued_copies: dict[Sequence, BlockCopy] = {}

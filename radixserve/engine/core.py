@@ -4,6 +4,8 @@ import logging
 import random
 from array import array
 
+import msgspec
+
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
@@ -11,6 +13,7 @@ from radixserve.core.namespace import tenant_of
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.core.tiers.tiers import CacheTiers
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
@@ -19,6 +22,7 @@ from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import (
     AddRequest,
+    CacheStats,
     CacheWasReset,
     ControlCommand,
     ControlResult,
@@ -26,6 +30,8 @@ from radixserve.protocol import (
     EngineStats,
     Failure,
     ResetCache,
+    SaveCache,
+    SaveProgress,
     ShowTenant,
     StepOutput,
     TokenLogprobs,
@@ -62,7 +68,8 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._cache = cache
         self._limits = limits
-        self._scheduler = Scheduler(cache, limits)
+        self._tiers = None if cache.store is None else CacheTiers(cache, cache.store)
+        self._scheduler = Scheduler(cache, limits, self._tiers)
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
         self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
@@ -80,6 +87,15 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether step() has something to compute or to tell."""
         return self._scheduler.has_work or self._has_news
+
+    def seconds_until_wake(self) -> float | None:
+        """Return when an engine without work is to look for some again; None if that only a message can bring."""
+        return self._scheduler.seconds_until_poll
+
+    def close(self, timeout: float) -> None:
+        """Let the store of the cache write what it was given, as far as the time goes. No call follows."""
+        if self._cache.store is not None:
+            self._cache.store.close(timeout)
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
@@ -114,6 +130,8 @@ class EngineCore:
                 num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
+            case SaveCache():
+                return self._save()
 
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.
@@ -139,11 +157,23 @@ class EngineCore:
             num_started_requests=self._scheduler.num_started,
             queue_seconds=self._scheduler.queue_seconds,
             num_overtakes=self._scheduler.num_overtakes,
-            cache=self._cache.stats(),
+            cache=self._cache_stats(),
         )
+
+    def _cache_stats(self) -> CacheStats:
+        stats = self._cache.stats()
+        return stats if self._tiers is None else msgspec.structs.replace(stats, tiers=self._tiers.stats())
+
+    def _save(self) -> SaveProgress:
+        if self._tiers is None:
+            return SaveProgress(True, 0, 0, "there is no tier to save to; start the server with --kv-cache-dir")
+        return self._tiers.save()
 
     def _compute(self) -> list[Delta]:
         batch = self._scheduler.schedule()
+        if batch.is_empty:
+            return []
+        began = self._cache.clock()
         try:
             sampled = self._executor.execute(batch)
         except Exception:
@@ -155,6 +185,8 @@ class EngineCore:
             return [self._fail(request, _LOST) for request in lost]
         self._num_failed_steps_in_a_row = 0
         self._num_steps += 1
+        if self._tiers is not None:
+            self._tiers.record_step(batch, self._cache.clock() - began)
         self._num_computed_tokens += batch.num_tokens
         result = self._scheduler.update(batch, sampled)
         self._num_generated_tokens += len(result.new_tokens)
