@@ -23,6 +23,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("kv_blocks_free", "K/V blocks that hold nothing", lambda stats: stats.cache.num_free_blocks),
     ("kv_blocks_cached", "K/V blocks that only the tree holds", lambda stats: stats.cache.num_cached_blocks),
     ("kv_blocks_in_use", "K/V blocks that a sequence holds", lambda stats: stats.cache.num_in_use_blocks),
+    ("kv_blocks_pinned", "K/V blocks under a pin, cached or in use", lambda stats: stats.cache.num_pinned_blocks),
     ("cache_tree_nodes", "Nodes of the radix tree", lambda stats: stats.cache.num_tree_nodes),
     ("cache_tree_depth", "Depth of the radix tree", lambda stats: stats.cache.tree_depth),
 )
@@ -39,6 +40,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("cache_queried_tokens", "Prompt tokens looked up in the cache", lambda stats: stats.cache.num_queried_tokens),
     ("cache_hit_tokens", "Prompt tokens found in the cache", lambda stats: stats.cache.num_hit_tokens),
     ("cache_evicted_tokens", "Tokens whose K/V were given up", lambda stats: stats.cache.num_evicted_tokens),
+    ("cache_broken_pins", "Pins ended for a request that was alone", lambda stats: stats.cache.num_broken_pins),
 )
 
 

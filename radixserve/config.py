@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
+    max_pinned_share: Annotated[float, _described("most of the K/V blocks that pins may keep, as a share")] = 0.25
     public_prefixes: Annotated[
         str | None, _described("JSON file of system prompts that all tenants share the K/V of")
     ] = None
@@ -81,6 +82,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, None),
             ("max_queued_requests", 1, None),
+            ("max_pinned_share", 0.0, 1.0),
             ("port", 0, 65535),
             ("request_timeout", 0.001, None),
             ("shutdown_timeout", 0.0, None),

@@ -10,6 +10,7 @@ RadixServeError
 │   ├── InvalidApiKey        401
 │   ├── OperatorOnly         403: the key names a tenant, and the route tells of all tenants
 │   ├── ModelNotFound        404
+│   ├── PinBudgetExceeded    409: the prompt's blocks are more than may still be pinned
 │   ├── BodyTooLarge         413
 │   ├── QueueFull            429, with Retry-After
 │   ├── RequestFailed        500: this request ended in the engine, by no fault of the caller
@@ -89,6 +90,14 @@ class ModelNotFound(RequestError):
     status = 404
     type = "invalid_request_error"
     default_code = "model_not_found"
+
+
+class PinBudgetExceeded(RequestError):
+    """Pins may hold only a share of the K/V blocks, and these would be more; the message says what holds it."""
+
+    status = 409
+    type = "invalid_request_error"
+    default_code = "pin_budget_exceeded"
 
 
 class BodyTooLarge(RequestError):

@@ -13,11 +13,11 @@ import msgspec
 
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
-from radixserve.errors import InvalidRequest, RequestError
+from radixserve.errors import InvalidRequest, PinBudgetExceeded, RequestError
 from radixserve.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
-FailureKind = Literal["invalid_request", "queue_full", "internal_error"]
+FailureKind = Literal["invalid_request", "queue_full", "pin_budget", "internal_error"]
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag="start"):
@@ -30,6 +30,17 @@ class StartEngine(msgspec.Struct, frozen=True, tag="start"):
     public_prefixes: list[bytes]
 
 
+class PinAt(msgspec.Struct, frozen=True, array_like=True):
+    """Keep a prompt's first num_tokens tokens in the cache for ttl seconds, from the time they are computed.
+
+    pin_id: unique among pins; the sender makes it, never a caller of the API.
+    """
+
+    pin_id: str
+    num_tokens: int
+    ttl: float
+
+
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Start a request.
 
@@ -38,6 +49,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     namespace: prefixes are shared between requests of equal namespaces only (see radixserve.core.namespace).
     priority: lower goes first, under the priority policy.
     tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
+    pins: refused as a whole, with the request, if there is no room for one of them.
     """
 
     request_id: str
@@ -46,6 +58,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     namespace: bytes = b""
     priority: int = 0
     tool_call_begin: str | None = None
+    pins: list[PinAt] = []
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -77,7 +90,8 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     """What the engine has of one tenant, and nothing that depends on what the others do with it.
 
     num_blocks: the whole pool's. Cached blocks, and those in use, are the tenant's own. Counters: queried, hit and
-    evicted tokens. Gauges: num_running and num_waiting sequences.
+    evicted tokens. Gauges: num_running and num_waiting sequences. num_pinned_blocks: under pins of the tenant, public
+    ones too.
     """
 
     block_size: int
@@ -89,6 +103,46 @@ class TenantStats(msgspec.Struct, frozen=True, tag="tenant_stats"):
     num_evicted_tokens: int
     num_running: int
     num_waiting: int
+    num_pinned_blocks: int = 0
+
+
+class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
+    """End a pin of a tenant's, or of anyone's if tenant is None."""
+
+    pin_id: str
+    tenant: str | None
+
+
+class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
+    """is_found: whether there was such a pin."""
+
+    is_found: bool
+
+
+class ShowPins(msgspec.Struct, frozen=True, tag="show_pins"):
+    """Ask for a tenant's pins, or for those of all tenants if tenant is None."""
+
+    tenant: str | None
+
+
+class PinInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A pin. num_blocks: that it keeps, some of them perhaps under other pins too."""
+
+    pin_id: str
+    num_tokens: int
+    num_blocks: int
+    seconds_left: float
+
+
+class Pins(msgspec.Struct, frozen=True, tag="pins"):
+    """The pins that were asked for, the one that ends first in front.
+
+    max_blocks: that all pins may hold together. num_other_blocks: held by, or reserved for, pins that are not listed.
+    """
+
+    pins: list[PinInfo]
+    max_blocks: int
+    num_other_blocks: int
 
 
 class SaveCache(msgspec.Struct, frozen=True, tag="save_cache"):
@@ -108,8 +162,8 @@ class SaveProgress(msgspec.Struct, frozen=True, tag="save_progress"):
     error: str | None = None
 
 
-ControlCommand = ResetCache | ShowTenant | SaveCache
-ControlResult = CacheWasReset | TenantStats | SaveProgress
+ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | SaveCache
+ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | SaveProgress
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -148,7 +202,11 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, error: RequestError) -> "Failure":
         """Return what tells the caller of an error that the engine met."""
-        kind: FailureKind = "invalid_request" if isinstance(error, InvalidRequest) else "internal_error"
+        kind: FailureKind = "internal_error"
+        if isinstance(error, InvalidRequest):
+            kind = "invalid_request"
+        elif isinstance(error, PinBudgetExceeded):
+            kind = "pin_budget"
         return cls(kind, error.message, error.param)
 
 
@@ -226,7 +284,8 @@ class CacheStats(msgspec.Struct, frozen=True):
 
     num_free + num_cached + num_in_use == num_blocks. A cached block is held by the tree alone, a block in use by a
     sequence. queried, hit and evicted tokens only ever grow; a resumed request does not count as queried again.
-    tiers: what lies below the pool.
+    num_pinned_blocks: under a pin, cached or in use. num_broken_pins: counts those that ended before their time as a
+    request could not run alone without their blocks. tiers: what lies below the pool.
     """
 
     block_size: int
@@ -239,6 +298,8 @@ class CacheStats(msgspec.Struct, frozen=True):
     num_evicted_tokens: int
     num_tree_nodes: int
     tree_depth: int
+    num_pinned_blocks: int = 0
+    num_broken_pins: int = 0
     tiers: list[TierStats] = []
 
 

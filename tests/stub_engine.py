@@ -48,6 +48,7 @@ def stub_engine(
                 prefix_cache=not settings.no_prefix_cache,
                 public_prefixes=load_public_prefixes(settings, tokenizer),
                 eviction_policy=settings.eviction_policy,
+                max_pinned_share=settings.max_pinned_share,
             ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

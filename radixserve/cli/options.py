@@ -27,6 +27,7 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "block_size",
         "eviction_policy",
         "no_prefix_cache",
+        "max_pinned_share",
         "public_prefixes",
     ),
     "scheduling": (

@@ -41,8 +41,8 @@ class Admission:
     def admit(self, scheduled: list[tuple[Sequence, int]], budget: int) -> None:
         """Add to scheduled, which holds the rows of those that run, what newcomers compute in this step."""
         num_free_places = self._max_num_seqs - sum(map(num_reserved_places, self._running.units()))
-        # Everyone needs a block at least, so a step that can admit nobody looks up nothing.
-        if not self._waiting or not budget or not num_free_places or self._running.num_spare_blocks() <= 0:
+        # A step that can admit nobody looks up nothing.
+        if not self._waiting or not budget or not num_free_places or not self._running.may_have_room():
             return
         in_flight = InFlightBlocks(self._cache, self._max_num_batched_tokens)
         for sequence, num_tokens in scheduled:
@@ -61,7 +61,7 @@ class Admission:
                     return
             else:
                 num_tokens = min(sequence.num_tokens - match.num_tokens, budget)
-                if not self._cache.allocate(sequence, num_tokens, match):
+                if not self._running.make_room_for_new(sequence, num_tokens, match):
                     return
                 self._start(sequence)
                 rows = [(sequence, num_tokens)]

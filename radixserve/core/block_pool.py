@@ -6,23 +6,25 @@ import numpy as np
 
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.packed import indices_of, view_of
+from radixserve.core.unheld_blocks import UnheldBlocks
 
 
 class BlockPool:
     """Count the holders of each block, and keep the blocks that nobody holds.
 
     A block is free, cached (the radix tree alone knows it) or in use. A sequence that holds a block counts in its
-    refcount; the source of a copy is held apart from that, so that a refcount of 1 always means one writer.
+    refcount; the source of a copy is held apart from that, so that a refcount of 1 always means one writer. A pin on a
+    block makes none of that different, but eviction cannot take it.
     """
 
-    def __init__(self, num_blocks: int, unheld: EvictionOrder) -> None:
+    def __init__(self, num_blocks: int, order: EvictionOrder) -> None:
         self.num_blocks = num_blocks
         self._free = array("i", range(num_blocks - 1, -1, -1))
         self._refcounts = array("i", bytes(4 * num_blocks))
         self._num_copies_from: dict[int, int] = {}
         # Tables are dropped deepest first, and whoever holds a block holds all blocks above it; so a block enters after
         # every block below it.
-        self._cached = unheld
+        self._cached = UnheldBlocks(num_blocks, order)
 
     @property
     def num_free(self) -> int:
@@ -31,8 +33,18 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that only the radix tree knows, which eviction may take."""
+        """Blocks that only the radix tree knows."""
         return len(self._cached)
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that eviction may take: those without a pin."""
+        return self._cached.num_evictable
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks with a pin, cached or in use."""
+        return self._cached.num_pinned
 
     @property
     def num_in_use(self) -> int:
@@ -47,9 +59,25 @@ class BlockPool:
         """Whether nobody holds the block, and it can still be found."""
         return block_id in self._cached
 
-    def count_cached(self, block_ids: "array[int]") -> int:
-        """How many of the blocks nobody holds."""
-        return self._cached.count(block_ids)
+    def is_evictable(self, block_id: int) -> bool:
+        """Whether nobody holds the block, no pin is on it, and it can still be found."""
+        return self._cached.is_evictable(block_id)
+
+    def count_evictable(self, block_ids: "array[int]") -> int:
+        """How many of the blocks eviction may take."""
+        return self._cached.count_evictable(block_ids)
+
+    def num_pins(self, block_id: int) -> int:
+        """How many pins are on the block."""
+        return self._cached.num_pins(block_id)
+
+    def pin(self, block_ids: "array[int]") -> None:
+        """Put one more pin on blocks, all different, each cached or in use."""
+        self._cached.pin(block_ids)
+
+    def unpin(self, block_ids: "array[int]") -> "array[int]":
+        """Take one pin off blocks, all different, each after those that follow it; return those with none left."""
+        return self._cached.unpin(block_ids)
 
     def take(self) -> int:
         """Give out a free block to one sequence. There must be a free one."""

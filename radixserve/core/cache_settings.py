@@ -20,6 +20,7 @@ class CacheSettings:
     digest: finds blocks; it may collide, as token ids are compared before a block is shared.
     clock: seconds, from any beginning on.
     store: where blocks go that the pool has no room for, and come back from.
+    max_pinned_share: of the blocks that pins may keep, from 0 to 1.
     """
 
     prefix_cache: bool = True
@@ -29,3 +30,4 @@ class CacheSettings:
     digest: BlockDigest = xxh3_digest
     clock: Callable[[], float] = time.monotonic
     store: BlockStore | None = None
+    max_pinned_share: float = 0.25

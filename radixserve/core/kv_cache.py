@@ -18,6 +18,7 @@ from radixserve.core.eviction.learned_reuse import LearnedReuse
 from radixserve.core.eviction.lru import LeastRecentlyUsed
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.namespace import tenant_of
+from radixserve.core.pins import Pins
 from radixserve.core.public_prefixes import PublicPrefixes
 from radixserve.core.radix_tree import Match, Place, RadixTree, Removal
 from radixserve.core.sequence import Sequence
@@ -43,7 +44,8 @@ class KVCache:
     In each step: match and allocate, take_copies, run the batch, advance num_computed_tokens, commit, end_step. A
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
     truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
-    keys: the paths, digests and names of sequences' blocks. use: when blocks were used. clock, store: the settings'.
+    keys: the paths, digests and names of sequences' blocks. use: when blocks were used. pins: what is kept from
+    eviction, and for how long. clock, store: the settings'.
     """
 
     def __init__(self, num_blocks: int, block_size: int, settings: CacheSettings = _DEFAULTS) -> None:
@@ -60,7 +62,9 @@ class KVCache:
         self._pool = BlockPool(num_blocks, self._order)
         self.clock, self.store = settings.clock, settings.store
         self.use = BlockUse(num_blocks, settings.clock)
-        self._observers: list[CacheObserver] = [self._order, self.use]
+        max_pinned_blocks = int(settings.max_pinned_share * num_blocks)
+        self.pins = Pins(self._pool, self._tree, self.keys, max_pinned_blocks, settings.clock)
+        self._observers: list[CacheObserver] = [self._order, self.use, self.pins]
         self._queued_copies: dict[Sequence, BlockCopy] = {}
         self._sources: dict[Sequence, _Source] = {}
         self._counts = TokenCounts()
@@ -82,8 +86,12 @@ class KVCache:
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that no sequence holds: free ones, and cached ones that eviction can take."""
-        return self._pool.num_free + self._pool.num_cached
+        """Blocks that neither a sequence nor a pin holds: free ones, and cached ones that eviction can take."""
+        return self._pool.num_free + self._pool.num_evictable
+
+    def is_pinned(self, block_id: int) -> bool:
+        """Whether a pin keeps a block from eviction."""
+        return self.pins.is_pinned(block_id)
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Tell an observer what happens from now on."""
@@ -98,10 +106,10 @@ class KVCache:
         """
         return self._find(sequence, sequence.num_reusable_tokens, known)
 
-    def num_blocks_in_use(self, match: Match) -> int:
-        """How many of a match's full blocks a sequence holds; the rest is among num_available_blocks."""
+    def num_held_blocks(self, match: Match) -> int:
+        """How many of a match's full blocks a sequence or a pin holds; the rest is among num_available_blocks."""
         # Whoever holds a block holds those above it, so the held ones come first.
-        return bisect_left(match.block_ids, True, key=self._pool.is_cached)
+        return bisect_left(match.block_ids, True, key=self._pool.is_evictable)
 
     def allocate(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
         """Make room for K/V of a sequence's next num_tokens tokens, evicting cached blocks if need be.
@@ -123,6 +131,22 @@ class KVCache:
             return False
         num_full_tokens = len(match.block_ids) * self._block_size
         return self._attach(sequence, num_tokens, match._replace(num_tokens=num_full_tokens, partial_block_id=None))
+
+    def break_pins(self, sequence: Sequence, num_tokens: int, match: Match | None = None) -> bool:
+        """End pins, as few as needed, so that an allocate of the same arguments, which found no room, finds it now.
+
+        For a sequence that is alone: where others run, it waits for them instead. Returns False, and has changed
+        nothing, if the room is not there without pins either.
+        """
+        if match is None:
+            num_new, held = sum(self._num_new_and_copies(sequence, num_tokens)), array("i")
+        else:
+            if match.num_removals != self._tree.num_removals:
+                match = self._find(sequence, match.num_tokens)
+            held = match.block_ids
+            num_new = self._num_blocks_for(len(held) * self._block_size + num_tokens) - len(held)
+        num_missing = num_new + self._pool.count_evictable(held) - self.num_available_blocks
+        return self.pins.break_for(num_missing, held)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a child without blocks share all K/V of its parent, a part-filled block too.
@@ -162,6 +186,7 @@ class KVCache:
         self._forget_copy(sequence)
         if source is None or sequence.num_computed_tokens > source.num_computed_tokens:
             self._keep_tail(sequence)
+        self.pins.cover_tails(sequence)
         for observer in self._observers:
             observer.release(sequence)
         self._drop_behind(sequence, 0)
@@ -227,13 +252,14 @@ class KVCache:
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
         """Forget every cached block of a tenant, or of all tenants, and all public ones, if None is given.
 
-        Returns how many were dropped, and how many stay findable as they are in use.
+        Pins of theirs end. Returns how many were dropped, and how many stay findable as they are in use.
         """
+        self.pins.reset(tenant)
         num_dropped = 0
         # Each node before those above it, so that what is dropped is always the end of a leaf.
         for run in reversed(list(self._tree.walk())):
             if tenant is None or tenant_of(run.namespace) == tenant:
-                num_cached = self._pool.count_cached(run.block_ids)
+                num_cached = self._pool.count_evictable(run.block_ids)
                 if num_cached:
                     self._remove(run.block_ids[-1], num_cached, RemovalReason.RESET)
                     num_dropped += num_cached
@@ -257,6 +283,8 @@ class KVCache:
             num_evicted_tokens=counts.num_evicted,
             num_tree_nodes=self._tree.num_nodes,
             tree_depth=self._tree.depth,
+            num_pinned_blocks=self.pins.num_blocks,
+            num_broken_pins=self.pins.num_broken,
         )
 
     def tenant_stats(self, tenant: str | None, running: Iterable[Sequence], num_waiting: int) -> TenantStats:
@@ -280,6 +308,7 @@ class KVCache:
             num_evicted_tokens=counts.num_evicted,
             num_running=len(sequences),
             num_waiting=num_waiting,
+            num_pinned_blocks=self.pins.num_blocks_of(tenant),
         )
 
     def _find(self, sequence: Sequence, max_tokens: int, known: Match | None = None) -> Match:
@@ -295,7 +324,7 @@ class KVCache:
         partial = match.partial_block_id
         takes_over = (
             partial is not None
-            and pool.is_cached(partial)
+            and pool.is_evictable(partial)
             and tree.is_tail(partial, match.num_tokens % self._block_size)
         )
         held = match.block_ids if partial is None else match.block_ids + array("i", [partial])
@@ -322,23 +351,29 @@ class KVCache:
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
         table = sequence.block_table
-        written, num_inside = divmod(sequence.num_computed_tokens, self._block_size)
-        # A findable one is left from before a truncate: others may read what it holds behind the sequence's tokens.
-        copies = num_inside > 0 and (self._pool.refcount(table[written]) > 1 or table[written] in self._tree)
-        num_new = max(self._num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table), 0)
+        num_new, copies = self._num_new_and_copies(sequence, num_tokens)
         if not self._fits(num_new + copies, array("i")):
             return False
         if copies:
+            written = sequence.num_computed_tokens // self._block_size
             source = table[written]
             table[written] = self._take_copy(sequence, source, sequence.num_computed_tokens)
             self._drop(source)
         self._take_all(table, num_new)
         return True
 
+    def _num_new_and_copies(self, sequence: Sequence, num_tokens: int) -> tuple[int, bool]:
+        """Return how many blocks a running sequence's next tokens begin, and whether they need a copy of one before."""
+        table = sequence.block_table
+        written, num_inside = divmod(sequence.num_computed_tokens, self._block_size)
+        # A findable one is left from before a truncate: others may read what it holds behind the sequence's tokens.
+        copies = num_inside > 0 and (self._pool.refcount(table[written]) > 1 or table[written] in self._tree)
+        return max(self._num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table), 0), copies
+
     def _fits(self, num_new: int, held: "array[int]") -> bool:
-        """Whether num_new blocks can be had while those of held are kept, of which some are cached."""
-        num_spare = self._pool.num_free + self._pool.num_cached - num_new
-        return num_spare >= len(held) or num_spare >= self._pool.count_cached(held)
+        """Whether num_new blocks can be had while those of held are kept, of which some could be evicted."""
+        num_spare = self.num_available_blocks - num_new
+        return num_spare >= len(held) or num_spare >= self._pool.count_evictable(held)
 
     def _take_all(self, table: "array[int]", num_blocks: int) -> None:
         """Append new blocks to a table, for which there must be room."""
@@ -407,7 +442,7 @@ class KVCache:
             return False
         for observer in self._observers:
             observer.enter(sequence, first, table[first:end])
-        self._remove_shorter_tails(below, token_ids[: self._block_size])
+        self._remove_shorter_tails(below, token_ids[: self._block_size], table[first])
         sequence.num_committed_blocks = end
         return True
 
@@ -424,12 +459,14 @@ class KVCache:
             place = self._tree.add_tail(place, token_ids, block_id)
             for observer in self._observers:
                 observer.enter_tail(sequence, block_id)
-            self._remove_shorter_tails(place, token_ids)
+            self._remove_shorter_tails(place, token_ids, block_id)
 
-    def _remove_shorter_tails(self, place: Place, token_ids: "array[int]") -> None:
-        """Free the tails that an entry of these tokens, just added behind a place, makes superfluous."""
+    def _remove_shorter_tails(self, place: Place, token_ids: "array[int]", covering_id: int) -> None:
+        """Free the tails that a block of these tokens, just added behind a place, makes superfluous."""
         for block_id in self._tree.find_shorter_tails(place, token_ids):
             if self._pool.is_cached(block_id):
+                if self.is_pinned(block_id):
+                    self.pins.replace_tail(block_id, covering_id)
                 self._remove(block_id, 1, RemovalReason.COVERED)
 
     def _findable(self, sequence: Sequence) -> "array[int]":

@@ -50,15 +50,28 @@ class RunningSequences:
         """Make room for a running or parked sequence's next tokens, at the cost of those in queue, the last one first.
 
         They come after it in rank and have no place in this step yet. So a scheduled row never loses its blocks, and
-        the first in rank never gives way: it advances in every step, and ends. False: the sequence itself gave way.
+        the first in rank never gives way: it advances in every step, and ends; once it is alone, at the cost of pins.
+        False: the sequence itself gave way.
         """
         match = self._cache.match(sequence) if sequence.status is SequenceStatus.PARKED else None
         while not self._cache.allocate(sequence, num_tokens, match):
+            if not queue and self._is_alone(sequence) and self._cache.break_pins(sequence, num_tokens, match):
+                continue
             victim = queue.pop() if queue else sequence
             self.preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def make_room_for_new(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
+        """Make room for the first tokens of a waiting sequence, at the cost of nobody who runs.
+
+        At that of pins, if nobody does.
+        """
+        if self._cache.allocate(sequence, num_tokens, match):
+            return True
+        is_alone = not self._sequences and self._cache.break_pins(sequence, num_tokens, match)
+        return is_alone and self._cache.allocate(sequence, num_tokens, match)
 
     def preempt(self, sequence: Sequence) -> None:
         """Send a sequence, or the group that it is a beam of, back to wait."""
@@ -72,13 +85,18 @@ class RunningSequences:
         self.num_preemptions += 1
 
     def leaves_room_for(self, sequence: Sequence, match: Match) -> bool:
-        """Whether the spare blocks hold all of a sequence's tokens. What it hits is spare too, unless it is in use.
+        """Whether the spare blocks hold all of a sequence's tokens. What it hits is spare too, unless it is held.
 
         Whoever is admitted into less is soon preempted again: on a pool that is too small for its load this halves the
         preemptions and saves a tenth of all computed tokens, for 5 % more steps.
         """
-        num_new_blocks = num_blocks_for(sequence, self._cache.block_size) - self._cache.num_blocks_in_use(match)
+        num_new_blocks = num_blocks_for(sequence, self._cache.block_size) - self._cache.num_held_blocks(match)
         return not self._sequences or num_new_blocks <= self.num_spare_blocks()
+
+    def may_have_room(self) -> bool:
+        """Whether anyone could be admitted: everyone needs a block at least."""
+        # Where nobody runs, blocks may be under pins alone.
+        return not self._sequences or self.num_spare_blocks() > 0
 
     def num_spare_blocks(self) -> int:
         """Return the blocks left when everyone who runs keeps the room for all its tokens, a block at least."""
@@ -87,3 +105,7 @@ class RunningSequences:
             max(num_blocks_for(other, block_size) - num_blocks_held(other, block_size), 1) for other in self.units()
         )
         return self._cache.num_available_blocks - num_kept_blocks
+
+    def _is_alone(self, sequence: Sequence) -> bool:
+        members = unit_of(sequence)
+        return all(other in members for other in self._sequences)

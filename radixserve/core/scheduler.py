@@ -171,6 +171,7 @@ class Scheduler:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""
         for sequence in request.sequences:
             self._end_sequence(sequence)
+        self._cache.pins.forget(request)
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End one sequence for a reason that its caller is told."""
@@ -221,6 +222,8 @@ class Scheduler:
                 request.prompt_scores.add(row.num_computed_tokens, sampled.prompt_logprobs[index])
             sequence.num_computed_tokens += num_tokens
             self._cache.commit(sequence)
+            if request.pins:
+                self._cache.pins.make(sequence)
             if row_candidates and row_candidates[0] is not None:
                 selecting.setdefault(request, []).append(row_candidates[0])
             elif row_draws:

@@ -9,6 +9,7 @@ from radixserve.core.beam import BeamGroup
 from radixserve.core.constraint import TokenConstraint
 from radixserve.core.eviction.use import Use
 from radixserve.core.namespace import tenant_of
+from radixserve.core.pin import WantedPin
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.public_prefixes import CachePath
 from radixserve.core.tiers.load_wait import LoadWait
@@ -41,6 +42,7 @@ class Request:
     allowed_tokens: what answers without a constraint are limited to, in the form of TokenConstraint.allowed_tokens.
     tool_call_begin: the text by which an answer's call of a tool begins; None if answers can call none.
     path: where its blocks lie; the KVCache says so once it is first asked.
+    pins: those that it still has to make, or to cover the part-filled last block of; they belong to the KVCache.
     """
 
     request_id: str
@@ -60,6 +62,7 @@ class Request:
     allowed_tokens: bytes | None = None
     tool_call_begin: str | None = None
     path: CachePath | None = None
+    pins: list[WantedPin] = field(default_factory=list)
 
     @property
     def tenant(self) -> str | None:

@@ -17,6 +17,7 @@ from radixserve.engine.client import EngineClient, ProcessClient
 from radixserve.errors import (
     EngineUnavailable,
     InvalidRequest,
+    PinBudgetExceeded,
     PromptTooLong,
     QueueFull,
     RadixServeError,
@@ -25,7 +26,16 @@ from radixserve.errors import (
     RequestTimeout,
 )
 from radixserve.model_path import resolve_model_path
-from radixserve.protocol import AddRequest, ControlCommand, ControlResult, Delta, EngineReady, EngineStats, Failure
+from radixserve.protocol import (
+    AddRequest,
+    ControlCommand,
+    ControlResult,
+    Delta,
+    EngineReady,
+    EngineStats,
+    Failure,
+    PinAt,
+)
 from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer
 from radixserve.tokenizer.public_prefixes import read_public_prefixes
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -174,6 +184,7 @@ class AsyncEngine:
         namespace: bytes = b"",
         priority: int = 0,
         tool_call_begin: str | None = None,
+        pins: Sequence[PinAt] = (),
     ) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
 
@@ -181,7 +192,7 @@ class AsyncEngine:
 
         priority: lower starts first; other than 0 only under the schedule policy of that name.
         tool_call_begin: the text by which an answer's call of a tool begins. It changes no answer, only how long K/V
-        of the request are likely to stay cached.
+        of the request are likely to stay cached. pins: what of the prompt is to stay cached for some time.
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
         """
@@ -202,7 +213,8 @@ class AsyncEngine:
         num_unfinished = params.num_returned
         try:
             packed_ids = array("i", token_ids).tobytes()
-            client.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin))
+            pins = list(pins)
+            client.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin, pins))
             while num_unfinished > 0:
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -343,6 +355,7 @@ def _error_of(failure: Failure) -> RequestError:
     kinds: dict[str, type[RequestError]] = {
         "invalid_request": InvalidRequest,
         "queue_full": QueueFull,
+        "pin_budget": PinBudgetExceeded,
         "internal_error": RequestFailed,
     }
     return kinds[failure.kind](failure.message, param=failure.param)

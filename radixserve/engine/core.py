@@ -19,7 +19,8 @@ from radixserve.engine.beam_requests import BeamRequests
 from radixserve.engine.detokenizer import Detokenizer
 from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
-from radixserve.errors import InvalidRequest
+from radixserve.engine.pinning import reason_to_refuse_pins
+from radixserve.errors import InvalidRequest, PinBudgetExceeded
 from radixserve.protocol import (
     AddRequest,
     CacheStats,
@@ -32,9 +33,12 @@ from radixserve.protocol import (
     ResetCache,
     SaveCache,
     SaveProgress,
+    ShowPins,
     ShowTenant,
     StepOutput,
     TokenLogprobs,
+    Unpin,
+    Unpinned,
 )
 from radixserve.runner.executor import Executor
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -86,11 +90,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether step() has something to compute or to tell."""
-        return self._scheduler.has_work or self._has_news
+        return self._scheduler.has_work or self._has_news or self.seconds_until_wake() == 0
 
     def seconds_until_wake(self) -> float | None:
-        """Return when an engine without work is to look for some again; None if that only a message can bring."""
-        return self._scheduler.seconds_until_poll
+        """Return how long the engine may sleep while it has no work: then it has. None: until a message comes."""
+        reasons = (self._cache.pins.seconds_until_expiry(), self._scheduler.seconds_until_poll)
+        return min((seconds for seconds in reasons if seconds is not None), default=None)
 
     def close(self, timeout: float) -> None:
         """Let the store of the cache write what it was given, as far as the time goes. No call follows."""
@@ -99,11 +104,13 @@ class EngineCore:
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
+        self._cache.pins.expire()
         refusal = self._reason_to_refuse(message)
         if refusal is None:
             try:
                 request = self._request(message)
-            except InvalidRequest as error:
+                self._cache.pins.reserve(request.sequences[0], message.pins)
+            except (InvalidRequest, PinBudgetExceeded) as error:
                 refusal = Failure.of(error)
         if refusal is not None:
             self._refusals.append(_failure_delta(message.request_id, refusal))
@@ -123,6 +130,7 @@ class EngineCore:
 
     def control(self, command: ControlCommand) -> ControlResult:
         """Run one command between two steps."""
+        self._cache.pins.expire()
         match command:
             case ShowTenant(tenant):
                 return self._scheduler.tenant_stats(tenant)
@@ -132,6 +140,11 @@ class EngineCore:
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
             case SaveCache():
                 return self._save()
+            case Unpin(pin_id, tenant):
+                self._has_news = True
+                return Unpinned(self._cache.pins.unpin(pin_id, tenant))
+            case ShowPins(tenant):
+                return self._cache.pins.show(tenant)
 
     def step(self) -> StepOutput:
         """Compute one step, if there is anything to compute, and return what it produced.
@@ -141,6 +154,7 @@ class EngineCore:
         """
         deltas, self._refusals = self._refusals, []
         self._has_news = False
+        self._cache.pins.expire()
         if self._scheduler.has_work:
             deltas += self._compute()
         return StepOutput(deltas, self.stats())
@@ -243,6 +257,9 @@ class EngineCore:
                 f"answer together, so a prompt has 1 to {limits.max_model_len - 1}"
             )
             return Failure("invalid_request", text, param="prompt")
+        refusal = reason_to_refuse_pins(message, shares_prefixes=self._cache.shares_prefixes)
+        if refusal is not None:
+            return refusal
         if isinstance(message.params, BeamSearchParams):
             refusal = self._beams.reason_to_refuse(message.params, num_prompt_tokens)
             if refusal is not None:

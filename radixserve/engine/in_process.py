@@ -1,6 +1,7 @@
 """An engine in this process, for offline use, tests and the debugger."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -54,7 +55,9 @@ class InProcessClient:
         core = self._started.core
         while not core.has_work:
             self._has_news.clear()
-            await self._has_news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(core.seconds_until_wake()):
+                    await self._has_news.wait()
         await asyncio.sleep(0)  # let readers of the last step run before this one holds up the loop
         return core.step()
 

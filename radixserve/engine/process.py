@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from array import array
 
 import msgspec
@@ -54,18 +55,21 @@ class Connection:
         self._unsent += encode_frame(message)
         self._send_some()
 
-    def exchange(self, *, wait: bool) -> list[bytes]:
+    def exchange(self, *, wait: bool, timeout: float | None = None) -> list[bytes]:
         """Return the message bodies that have arrived; with wait, sleep until there is at least something to read.
 
+        timeout: seconds after which that sleep ends with nothing; None for never.
         Raises EOFError when the other end is closed.
         """
         bodies: list[bytes] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._send_some()
             bodies += self._receive_some()
-            if bodies or not wait:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if bodies or not wait or (remaining is not None and remaining <= 0):
                 return bodies
-            select.select([self._socket], [self._socket] if self._unsent else [], [])
+            select.select([self._socket], [self._socket] if self._unsent else [], [], remaining)
 
     def _send_some(self) -> None:
         while self._unsent:
@@ -118,7 +122,7 @@ def _serve(connection: Connection, core: EngineCore, bodies: list[bytes]) -> Non
         if core.has_work:
             connection.send(core.step())
         collect_garbage(is_idle=not core.has_work)
-        bodies = connection.exchange(wait=not core.has_work)
+        bodies = connection.exchange(wait=not core.has_work, timeout=core.seconds_until_wake())
 
 
 def collect_garbage(*, is_idle: bool) -> None:

@@ -56,6 +56,7 @@ def start_engine(
             prefix_cache=not config.no_prefix_cache,
             eviction_policy=config.eviction_policy,
             public_prefixes=public_prefixes,
+            max_pinned_share=config.max_pinned_share,
         ),
     )
     core = EngineCore(

@@ -104,7 +104,7 @@ class DiskStore:
 
     def contains(self, name: bytes) -> bool:
         # A block leaves the queue after it has entered the index, so one of the two has it.
-        return self._is_readable and (name in self._writes or name in self._index)
+        return self._deadline is None and self._is_readable and (name in self._writes or name in self._index)
 
     def has_room(self, num_blocks: int) -> bool:
         return self._takes_blocks and len(self._writes) + num_blocks <= self._max_queued
@@ -127,7 +127,7 @@ class DiskStore:
     def read(self, ticket: int, names: Sequence[bytes]) -> None:
         with self._state:
             taken = list(names[: max(self._max_queued - self._num_pending_reads, 0)])
-            if not taken or not self._threads:
+            if not taken or not self._threads or self._deadline is not None:
                 self._done.append(ReadDone(ticket, self._new_blocks(0)))
                 return
             for name in reversed(taken):

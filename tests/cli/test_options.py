@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "schedule_policy": ("fcfs", "fcfs"),
     "eviction_policy": ("lru", "lru"),
     "no_prefix_cache": ("1", True),
+    "max_pinned_share": ("0.5", 0.5),
     "public_prefixes": ("prefixes.json", "prefixes.json"),
     "seed": ("42", 42),
     "log_level": ("debug", "debug"),

@@ -276,7 +276,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert match.num_tokens == len(entry.token_ids)
         assert tuple(match.block_ids) == entry.block_ids[: len(entry.token_ids) // self.driver.block_size]
         held = {block_id for sequence in self.running for block_id in sequence.block_table}
-        assert self.driver.cache.num_blocks_in_use(match) == len(held.intersection(match.block_ids))
+        assert self.driver.cache.num_held_blocks(match) == len(held.intersection(match.block_ids))
 
     def new_sequence(self, prompt: Prompt, namespace: bytes) -> Sequence:
         index, num_shared, rest = prompt

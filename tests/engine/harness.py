@@ -11,7 +11,7 @@ from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.answer import GenerationResult
 from radixserve.engine.core import EngineCore
-from radixserve.protocol import AddRequest, EngineStats, Failure, ResetCache
+from radixserve.protocol import AddRequest, EngineStats, Failure, PinAt, ResetCache
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.stub import StubExecutor, Table
@@ -65,15 +65,31 @@ class Harness:
         self.failures: dict[str, Failure] = {}
         self._num_added = 0
 
-    def add(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
+        pins: Sequence[PinAt] = (),
+        **params: Any,
+    ) -> str:
         """Queue a greedy request, unless params say otherwise, and return its id."""
         settings = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, **params})
-        return self.submit(prompt, settings, namespace=namespace, priority=priority)
+        return self.submit(prompt, settings, namespace=namespace, priority=priority, pins=pins)
 
-    def add_beams(self, prompt: Sequence[int], *, namespace: bytes = b"", priority: int = 0, **params: Any) -> str:
+    def add_beams(
+        self,
+        prompt: Sequence[int],
+        *,
+        namespace: bytes = b"",
+        priority: int = 0,
+        pins: Sequence[PinAt] = (),
+        **params: Any,
+    ) -> str:
         """Queue a beam search and return its id."""
         settings = BeamSearchParams(**{"max_tokens": 4, **params})
-        return self.submit(prompt, settings, namespace=namespace, priority=priority)
+        return self.submit(prompt, settings, namespace=namespace, priority=priority, pins=pins)
 
     def submit(
         self,
@@ -83,13 +99,14 @@ class Harness:
         namespace: bytes = b"",
         priority: int = 0,
         tool_call_begin: str | None = None,
+        pins: Sequence[PinAt] = (),
     ) -> str:
         """Queue a request and return its id."""
         request_id = f"r{self._num_added}"
         self._num_added += 1
         self.results[request_id] = GenerationResult.empty(list(prompt), params.num_returned)
         packed_ids = array("i", prompt).tobytes()
-        self.core.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin))
+        self.core.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin, list(pins)))
         return request_id
 
     def step(self) -> None:

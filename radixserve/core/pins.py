@@ -1,0 +1,344 @@
+"""Pins: prefixes that are kept in the cache for a time, within a share of the blocks.
+
+A pin is *wanted* from the time a request with it is added, and *made* once the request has computed the prefix. Wanted
+ones count in the budget, so that none is refused after its prompt was computed. What counts is blocks by their names,
+each once, however many pins share it, and before there is a block of that name.
+"""
+
+import heapq
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from enum import IntEnum, auto
+from itertools import count
+from math import ceil
+
+import numpy as np
+
+from radixserve.core.block_keys import BlockKeys
+from radixserve.core.block_pool import BlockPool
+from radixserve.core.cache_observer import CacheObserver, RemovalReason
+from radixserve.core.packed import indices_of
+from radixserve.core.pin import BlockName, Pin, WantedPin
+from radixserve.core.radix_tree import RadixTree, Removal
+from radixserve.core.sequence import Request, Sequence
+from radixserve.errors import PinBudgetExceeded
+from radixserve.protocol import PinAt, PinInfo
+from radixserve.protocol import Pins as ShownPins
+
+# Of a pin that is refreshed over and over, those whose time is over first are forgotten.
+MAX_IDS_OF_A_PIN = 64
+# That a refusal names one by one.
+MAX_NAMED_PINS = 8
+
+
+class _End(IntEnum):
+    """Why the last pin on a block ended: CHOSEN by its owner, by a reset, or as its tokens are kept elsewhere."""
+
+    CHOSEN = 0
+    EXPIRED = auto()
+    BROKEN = auto()
+
+
+class Pins(CacheObserver):
+    """All pins of a cache. They end when their time is over, by their owner, or broken for a request that is alone.
+
+    max_blocks: that they may keep. clock: seconds, from any beginning on.
+    num_broken: how many were.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: RadixTree,
+        keys: BlockKeys,
+        max_blocks: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_blocks = max_blocks
+        self.num_broken = 0
+        self._pool = pool
+        self._tree = tree
+        self._keys = keys
+        self._clock = clock
+        self._pins: dict[tuple[str | None, BlockName], Pin] = {}
+        self._pin_of: dict[str, Pin] = {}
+        self._num_pins_of = Counter[BlockName]()
+        # (when, number, pin), the pin's own number if the entry is still meant: one for each that is made, and not
+        # later than its time is over.
+        self._expiry: list[tuple[float, int, Pin]] = []
+        self._numbers = count()
+        self._ends = bytearray(pool.num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks are kept."""
+        return self._pool.num_pinned
+
+    @property
+    def num_budgeted_blocks(self) -> int:
+        """How many blocks count in the budget: those kept, and those to be."""
+        return len(self._num_pins_of)
+
+    def num_blocks_of(self, tenant: str | None) -> int:
+        """How many blocks pins of a tenant keep, in time proportional to these."""
+        return len({block_id for pin in self._pins.values() if pin.tenant == tenant for block_id in pin.block_ids})
+
+    def is_pinned(self, block_id: int) -> bool:
+        """Whether a pin keeps a block."""
+        return self._pool.num_pins(block_id) > 0
+
+    def was_expired(self, block_id: int) -> bool:
+        """Whether the last pin on a block of the tree, or one just removed, ended as its time was over."""
+        return self._ends[block_id] == _End.EXPIRED
+
+    def was_broken(self, block_id: int) -> bool:
+        """Whether the last pin on a block of the tree, or one just removed, was broken."""
+        return self._ends[block_id] == _End.BROKEN
+
+    def reserve(self, sequence: Sequence, wanted: list[PinAt]) -> None:
+        """Let a new request, whose one sequence is given, want pins. Raises PinBudgetExceeded; then it wants none."""
+        tenant = sequence.request.tenant
+        pins = [Pin(tenant, at.num_tokens, self._names(sequence, at.num_tokens)) for at in wanted]
+        num_new = len({name for pin in pins for name in pin.names} - self._num_pins_of.keys())
+        if self.num_budgeted_blocks + num_new > self.max_blocks:
+            raise self._budget_exceeded(tenant, num_new)
+        for pin, at in zip(pins, wanted, strict=True):
+            known = self._pins.setdefault(pin.prefix, pin)
+            if known is pin:
+                self._num_pins_of.update(pin.names)
+            known.num_requests += 1
+            sequence.request.pins.append(WantedPin(known, at.pin_id, at.ttl))
+
+    def make(self, sequence: Sequence) -> None:
+        """Make the pins that a sequence's request wants of what it has computed and committed now."""
+        request = sequence.request
+        for wanted in request.pins:
+            if not wanted.is_made and wanted.pin.num_tokens <= sequence.num_computed_tokens:
+                wanted.is_made = True
+                wanted.pin.num_requests -= 1
+                self._refresh(wanted.pin, wanted.pin_id, self._clock() + wanted.ttl)
+                self._cover(sequence, wanted.pin)
+        request.pins = [wanted for wanted in request.pins if not (wanted.is_made and wanted.pin.is_covered)]
+
+    def cover_tails(self, sequence: Sequence) -> None:
+        """Keep the part-filled last blocks of pins that a sequence's request has made, if they can be found now."""
+        for wanted in sequence.request.pins:
+            if wanted.pin.expires_at is not None:
+                self._cover(sequence, wanted.pin)
+
+    def forget(self, request: Request) -> None:
+        """Let an ended request want nothing any more."""
+        for wanted in request.pins:
+            if not wanted.is_made:
+                wanted.pin.num_requests -= 1
+                self._drop_if_unwanted(wanted.pin)
+        request.pins = []
+
+    def replace_tail(self, block_id: int, covering_id: int) -> None:
+        """Let the pins on a tail go over to a block of the tree that holds its tokens and more."""
+        for pin in self._pins.values():
+            if pin.block_ids and pin.block_ids[-1] == block_id:
+                pin.block_ids[-1] = covering_id
+                self._pool.pin(array("i", [covering_id]))
+                self._pool.unpin(array("i", [block_id]))
+
+    def seconds_until_expiry(self) -> float | None:
+        """Return when the next pin's time is over, 0 if expire has something to do; None if there is no pin."""
+        entry = self._next_expiry()
+        return None if entry is None else max(entry[0] - self._clock(), 0.0)
+
+    def expire(self) -> None:
+        """End the pins whose time is over. Their blocks are cached like any other."""
+        while (entry := self._next_expiry()) is not None and entry[0] <= self._clock():
+            self._end(entry[2], _End.EXPIRED)
+
+    def unpin(self, pin_id: str, tenant: str | None) -> bool:
+        """End a pin of a tenant's, or anyone's if that is None. False: there is none of that id."""
+        pin = self._pin_of.get(pin_id)
+        if pin is None or tenant not in (None, pin.tenant):
+            return False
+        self._end(pin, _End.CHOSEN)
+        return True
+
+    def reset(self, tenant: str | None) -> None:
+        """End all pins of a tenant, or of all tenants if that is None. What requests want, they still do."""
+        for pin in list(self._pins.values()):
+            if tenant in (None, pin.tenant) and pin.expires_at is not None:
+                self._end(pin, _End.CHOSEN)
+
+    def break_for(self, num_blocks: int, held: "array[int]") -> bool:
+        """End pins so that num_blocks more can be evicted, held left out: the fewest found, those that end first.
+
+        False, and nothing is changed: all pins together do not keep so many.
+        """
+        chosen: list[Pin] = []
+        ended, spared, num_freed = Counter[int](), set(held), 0
+
+        def num_freed_by(pin: Pin) -> int:
+            return sum(
+                ended[block_id] == self._pool.num_pins(block_id)
+                and block_id not in spared
+                and self._pool.is_cached(block_id)
+                for block_id in pin.block_ids
+            )
+
+        for pin in self._made():
+            ended.update(pin.block_ids)
+            chosen.append(pin)
+            num_freed += num_freed_by(pin)
+            if num_freed >= num_blocks:
+                break
+        if num_freed < num_blocks:
+            return False
+        for pin in sorted(chosen, key=lambda pin: len(pin.block_ids)):
+            num_spared = num_freed_by(pin)
+            if num_freed - num_spared >= num_blocks:
+                chosen.remove(pin)
+                ended.subtract(pin.block_ids)
+                num_freed -= num_spared
+        for pin in chosen:
+            self._end(pin, _End.BROKEN)
+        self.num_broken += len(chosen)
+        return True
+
+    def show(self, tenant: str | None) -> ShownPins:
+        """Return the pins of a tenant, or of all tenants if that is None."""
+        shown = [_shown(pin, self._clock()) for pin in self._made() if tenant in (None, pin.tenant)]
+        num_listed = len(
+            {
+                name
+                for pin in self._pins.values()
+                if tenant in (None, pin.tenant) and pin.expires_at is not None
+                for name in pin.names
+            }
+        )
+        return ShownPins(shown, self.max_blocks, self.num_budgeted_blocks - num_listed)
+
+    # Of what becomes of the cache's blocks, only new content matters here.
+
+    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
+        pass
+
+    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        pass
+
+    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        self._set_ends(block_ids, _End.CHOSEN)
+
+    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
+        self._set_ends(array("i", [block_id]), _End.CHOSEN)
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+    def remove(self, removal: Removal, reason: RemovalReason) -> None:
+        pass
+
+    def _names(self, sequence: Sequence, num_tokens: int) -> list[BlockName]:
+        """Return the names of the blocks that hold a sequence's first num_tokens tokens."""
+        block_size = self._tree.block_size
+        num_full = num_tokens // block_size
+        names: list[BlockName] = [self._keys.name_of(sequence, index) for index in range(num_full)]
+        tail = sequence.token_ids[num_full * block_size : num_tokens]
+        if tail:
+            above = self._keys.name_of(sequence, num_full - 1) if num_full else b""
+            namespace = self._keys.path_of(sequence).namespace_of(num_full)
+            names.append((above, namespace, tail.tobytes()))
+        return names
+
+    def _refresh(self, pin: Pin, pin_id: str, expires_at: float) -> None:
+        """Let a pin live until then at least, under one more id."""
+        pin.ids[pin_id] = expires_at
+        self._pin_of[pin_id] = pin
+        if len(pin.ids) > MAX_IDS_OF_A_PIN:
+            first = min(pin.ids, key=pin.ids.__getitem__)
+            del pin.ids[first], self._pin_of[first]
+        if pin.expires_at is None:
+            pin.number = next(self._numbers)
+            pin.expires_at = expires_at
+            heapq.heappush(self._expiry, (expires_at, pin.number, pin))
+        pin.expires_at = max(pin.expires_at, expires_at)
+
+    def _cover(self, sequence: Sequence, pin: Pin) -> None:
+        """Keep those blocks of a pin's prefix, which a sequence begins with, that can be found and are not kept yet."""
+        if pin.is_covered:
+            return
+        match = self._tree.find(
+            self._keys.path_of(sequence),
+            np.frombuffer(sequence.token_ids, np.int32, pin.num_tokens),
+            lambda index: self._keys.digest_of(sequence, index),
+        )
+        block_ids = match.block_ids
+        if match.partial_block_id is not None and match.num_tokens == pin.num_tokens:
+            block_ids = block_ids + array("i", [match.partial_block_id])
+        found = block_ids[len(pin.block_ids) :]
+        self._pool.pin(found)
+        pin.block_ids += found
+
+    def _end(self, pin: Pin, end: _End) -> None:
+        for pin_id in pin.ids:
+            del self._pin_of[pin_id]
+        pin.ids.clear()
+        # Deepest first, so that the order of eviction begins with the ends of leaves.
+        block_ids, pin.block_ids = pin.block_ids[::-1], array("i")
+        self._set_ends(self._pool.unpin(block_ids), end)
+        pin.expires_at, pin.number = None, -1
+        self._drop_if_unwanted(pin)
+
+    def _drop_if_unwanted(self, pin: Pin) -> None:
+        """Let the blocks of a pin that is neither made nor wanted be no part of the budget."""
+        if pin.num_requests or pin.expires_at is not None:
+            return
+        del self._pins[pin.prefix]
+        for name in pin.names:
+            self._num_pins_of[name] -= 1
+            if not self._num_pins_of[name]:
+                del self._num_pins_of[name]
+
+    def _next_expiry(self) -> tuple[float, int, Pin] | None:
+        """Return the entry of the pin whose time is over first, once those that mean nothing any more are gone."""
+        while self._expiry:
+            expires_at, number, pin = entry = self._expiry[0]
+            if number == pin.number and pin.expires_at == expires_at:
+                return entry
+            heapq.heappop(self._expiry)
+            if number == pin.number and pin.expires_at is not None:
+                heapq.heappush(self._expiry, (pin.expires_at, number, pin))
+        return None
+
+    def _made(self) -> list[Pin]:
+        """Return the pins that are made, those that end first in front."""
+        made = [(pin.expires_at, pin.number, pin) for pin in self._pins.values() if pin.expires_at is not None]
+        return [pin for _, _, pin in sorted(made)]
+
+    def _set_ends(self, block_ids: "array[int]", end: _End) -> None:
+        np.frombuffer(self._ends, np.uint8)[indices_of(block_ids)] = end
+
+    def _budget_exceeded(self, tenant: str | None, num_new: int) -> PinBudgetExceeded:
+        made = [pin for pin in self._made() if pin.tenant == tenant]
+        named = [
+            f"{info.pin_id} ({info.num_blocks} blocks, {ceil(info.seconds_left)} s left)"
+            for info in (_shown(pin, self._clock()) for pin in made[:MAX_NAMED_PINS])
+        ]
+        if len(made) > MAX_NAMED_PINS:
+            named.append(f"{len(made) - MAX_NAMED_PINS} more")
+        num_made = len({name for pin in made for name in pin.names})
+        num_own = len({name for pin in self._pins.values() if pin.tenant == tenant for name in pin.names})
+        parts = [f"your pins {', '.join(named)}"] if named else []
+        parts += [f"{num_own - num_made} blocks of your requests under way"] if num_own > num_made else []
+        num_others = self.num_budgeted_blocks - num_own
+        parts += [f"{num_others} blocks of others"] if num_others else []
+        held = f"held by {'; '.join(parts)}" if parts else "and nothing is pinned"
+        return PinBudgetExceeded(
+            f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
+            f"of which {self.num_budgeted_blocks} are taken, {held}; unpin something, wait, or pin a shorter prefix"
+        )
+
+
+def _shown(pin: Pin, now: float) -> PinInfo:
+    """Return a made pin under the id that works for longest."""
+    assert pin.expires_at is not None
+    pin_id = max(pin.ids, key=pin.ids.__getitem__)
+    return PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), max(pin.expires_at - now, 0.0))
