@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from radixserve.api.auth import ApiKeys, RequireApiKey
 from radixserve.api.beam_search import beam_search
-from radixserve.api.cache import reset_cache, show_cache
+from radixserve.api.cache import reset_cache, save_cache, show_cache
 from radixserve.api.chat import chat_completions
 from radixserve.api.completions import completions
 from radixserve.api.cors import Cors
@@ -37,6 +37,7 @@ ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/cache", show_cache),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
+    Route("/v1/cache/save", save_cache, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

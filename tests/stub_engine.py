@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixserve.config import EngineConfig
+from radixserve.core.block_store import BlockStore
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
@@ -25,6 +26,7 @@ def stub_engine(
     max_model_len: int = 512,
     cache_type: type[KVCache] = KVCache,
     make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
+    store: BlockStore | None = None,
     **stub: Any,
 ) -> AsyncEngine:
     """Return an engine, not started, whose model is a table. Sizes not given come from config."""
@@ -49,6 +51,7 @@ def stub_engine(
                 public_prefixes=load_public_prefixes(settings, tokenizer),
                 eviction_policy=settings.eviction_policy,
                 max_pinned_share=settings.max_pinned_share,
+                store=store,
             ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
-from radixserve.config import EngineConfig, parse_size
+from radixserve.config import SIZES, EngineConfig, parse_size
 from radixserve.errors import ConfigError
 
 Group = Literal["model", "cache", "scheduling", "server"]
@@ -26,6 +26,9 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "gpu_memory_utilization",
         "block_size",
         "eviction_policy",
+        "kv_cache_dir",
+        "kv_cache_dir_size",
+        "kv_cache_host_memory",
         "no_prefix_cache",
         "max_pinned_share",
         "public_prefixes",
@@ -52,7 +55,6 @@ GROUPS: dict[Group, tuple[str, ...]] = {
 PLANNED: dict[str, tuple[str, ...]] = {
     "cache": (),
     "--quantization": (),
-    "--kv-cache-dir": (),
     "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
     "--enable-cache-introspection": (),
     "--eviction-policy": ("lfu", "fifo", "slru"),
@@ -66,6 +68,9 @@ ENVIRONMENT_HELP = (
 _METAVARS = {
     "chat_template": "FILE",
     "kv_cache_memory": "SIZE",
+    "kv_cache_dir": "DIR",
+    "kv_cache_dir_size": "SIZE",
+    "kv_cache_host_memory": "SIZE",
     "public_prefixes": "FILE",
     "gpu_memory_utilization": "SHARE",
     "request_timeout": "SECONDS",
@@ -76,7 +81,6 @@ _METAVARS = {
     "api_key": "KEY",
     "cors_origin": "ORIGIN",
 }
-_SIZES = {"kv_cache_memory"}
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -158,7 +162,7 @@ class _Field:
             raise ConfigError(f"{source} is {text!r}; it must be {' or '.join(self.choices)}")
         if self.is_switch:
             return _parse_switch(text, source)
-        if self.name in _SIZES:
+        if self.name in SIZES:
             return _parse_size(text, source)
         if self.kind in (int, float):
             return _parse_number(text, source, is_whole=self.kind is int)

@@ -46,6 +46,9 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 # A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
 MAX_FAILED_STEPS_IN_A_ROW = 5
 
+# What a store gets for the blocks that it has not written yet: less than an engine gets to end by itself.
+STORE_CLOSE_SECONDS = 4.0
+
 _LOST = Failure("internal_error", "the engine failed while it computed this request")
 
 _log = logging.getLogger(__name__)
@@ -97,10 +100,10 @@ class EngineCore:
         reasons = (self._cache.pins.seconds_until_expiry(), self._scheduler.seconds_until_poll)
         return min((seconds for seconds in reasons if seconds is not None), default=None)
 
-    def close(self, timeout: float) -> None:
-        """Let the store of the cache write what it was given, as far as the time goes. No call follows."""
+    def close(self) -> None:
+        """Let go of what an engine holds beside memory. No other call may follow."""
         if self._cache.store is not None:
-            self._cache.store.close(timeout)
+            self._cache.store.close(STORE_CLOSE_SECONDS)
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""

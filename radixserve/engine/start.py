@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from radixserve.config import EngineConfig
@@ -10,9 +11,11 @@ from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.core import EngineCore
+from radixserve.engine.store import open_store
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import EngineReady
 from radixserve.runner.startup import start_executor
+from radixserve.tiers.identity import weights_digest
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -40,7 +43,11 @@ def start_engine(
     path = resolve_model_path(config.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(config)
-    started = start_executor(config, show_progress=show_progress)
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        # The files are read for both at once.
+        weights = worker.submit(weights_digest, path) if config.kv_cache_dir is not None else None
+        started = start_executor(config, show_progress=show_progress)
+        store, build = open_store(config, started, lambda: weights.result() if weights is not None else b"")
     notices = list(started.notices)
     # Every running sequence advances in every step, so a step must have a token for each.
     max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
@@ -57,6 +64,8 @@ def start_engine(
             eviction_policy=config.eviction_policy,
             public_prefixes=public_prefixes,
             max_pinned_share=config.max_pinned_share,
+            build=build,
+            store=store,
         ),
     )
     core = EngineCore(

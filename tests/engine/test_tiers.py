@@ -266,7 +266,7 @@ def test_answers_are_those_without_a_tier(
 
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
-    harness.core.close(1.0)
+    harness.core.close()
     assert store.is_closed
 
 
