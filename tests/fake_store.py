@@ -80,6 +80,7 @@ class FakeStore(BlockStore):
         for name in names:
             if name in self.lost or name not in self.blocks:
                 self.blocks.pop(name, None)
+                self.lost.discard(name)
                 break
             found = np.concatenate([found, self.blocks[name][None]])
         return found

@@ -13,6 +13,7 @@ from radixserve.tiers.segment import Entry, Segment, SegmentShape, num_slots_wit
 _SEGMENT_BYTES = 256 << 20
 _BUILD_BYTES = 32
 _MAX_SEGMENTS = 256  # each is an open file
+_MAX_SLOTS = 1 << 16  # whose table is read at once, when a server starts
 
 
 class BlockFiles:
@@ -68,7 +69,7 @@ class BlockFiles:
         """Add a segment and return its places; none if there is no room for one."""
         num_own_bytes = self._num_own_bytes()
         room = min(self._segment_bytes, self._capacity_bytes - num_own_bytes)
-        num_slots = num_slots_within(room, self._block_bytes)
+        num_slots = min(num_slots_within(room, self._block_bytes), _MAX_SLOTS)
         if num_slots == 0:
             return []
         shape = SegmentShape(self._build, self._block_bytes, num_slots)

@@ -100,14 +100,13 @@ class BlockIndex:
         """
         if self._free:
             return self._free.pop()
-        passed_over = None
         for name in self._restored_order:
             found = self._restored.get(name)
-            if found is not None and found[0] != kept:
+            if found is None:
+                continue
+            if found[0] != kept:
                 return self._remove(name)
-            passed_over = name if found is not None else passed_over
-        if passed_over is not None:
-            self._restored_order = iter([passed_over])
+            self.touch(name)
         for name, (place, _) in self._used.items():
             if place != kept:
                 return self._remove(name)

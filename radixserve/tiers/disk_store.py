@@ -1,10 +1,11 @@
 """Blocks on a disk, across restarts."""
 
+import contextlib
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,12 +78,12 @@ class DiskStore:
             self._files = BlockFiles(directory, block_bytes, capacity_bytes, build, files or Files())
         except OSError as error:
             self._turn_off(error)
-            self._is_restoring = False
             return
         self._threads = [
-            threading.Thread(target=self._run_writer, name="kv-disk-writer", daemon=True),
-            threading.Thread(target=self._run_reader, name="kv-disk-reader", daemon=True),
+            threading.Thread(target=self._run, args=[work], name=f"kv-disk-{name}", daemon=True)
+            for name, work in (("writer", self._write_all), ("reader", self._read_all))
         ]
+        self._num_running = len(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -176,9 +177,6 @@ class DiskStore:
             self._state.notify_all()
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
-        # A thread that a disk holds up keeps its files, and the lock, until the process ends.
-        if self._threads and not any(thread.is_alive() for thread in self._threads):
-            self._files.close()
 
     @property
     def _takes_blocks(self) -> bool:
@@ -188,17 +186,26 @@ class DiskStore:
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def _run_writer(self) -> None:
+    def _run(self, work: Callable[[], None]) -> None:
+        """Work until the store is closed, or a disk that fails; the last thread to end closes the files."""
         try:
-            self._restore()
-            while (queued := self._next_write()) is not None:
-                self._write_block(*queued)
-            self._write_last_uses()
-            if not self._is_late:
-                self._files.sync()
+            work()
         except OSError as error:
-            with self._state:
-                self._turn_off(error)
+            self._turn_off(error)
+        with self._state:
+            self._num_running -= 1
+            is_last = self._num_running == 0
+        if is_last:
+            with contextlib.suppress(OSError):  # what could not be written has been told of by sync
+                self._files.close()
+
+    def _write_all(self) -> None:
+        self._restore()
+        while (queued := self._next_write()) is not None:
+            self._write_block(*queued)
+        self._write_last_uses()
+        if not self._is_late:
+            self._files.sync()
 
     def _restore(self) -> None:
         num_damaged = 0
@@ -211,7 +218,7 @@ class DiskStore:
             if len(batch) == _RESTORED_AT_ONCE:
                 self._take_in(batch)
                 batch = []
-            if not self._takes_blocks:
+            if not self._is_on or self._is_late:
                 return
         self._take_in(batch)
         with self._state:
@@ -282,7 +289,7 @@ class DiskStore:
                 break
             self._files.write_entry(place, entry)
 
-    def _run_reader(self) -> None:
+    def _read_all(self) -> None:
         while (queued := self._next_read()) is not None:
             ticket, names = queued
             blocks = self._new_blocks(len(names))
@@ -291,9 +298,8 @@ class DiskStore:
                 while num_found < len(names) and self._read_block(names[num_found], blocks[num_found]):
                     num_found += 1
             except OSError as error:
-                with self._state:
-                    self._turn_off(error)
-                    self._is_readable = False
+                self._is_readable = False
+                self._turn_off(error)
             with self._state:
                 self._reads.popleft()
                 self._done.append(ReadDone(ticket, blocks[:num_found]))
@@ -337,14 +343,15 @@ class DiskStore:
         return False
 
     def _turn_off(self, error: OSError) -> None:
-        """Take no more blocks; warn of it once. The state must be held."""
-        if self._is_on:
+        """Take no more blocks; warn of it once."""
+        with self._state:
+            was_on, self._is_on = self._is_on, False
+            self._is_restoring = False
+            self._num_dropped += len(self._writes)
+            self._writes.clear()
+            self._state.notify_all()
+        if was_on:
             _log.warning("the K/V cache's disk tier in %s is off: %s", self._directory, error)
-        self._is_on = False
-        self._is_restoring = False
-        self._num_dropped += len(self._writes)
-        self._writes.clear()
-        self._state.notify_all()
 
     def _new_blocks(self, num_blocks: int) -> BlockBytes:
         return np.empty((num_blocks, self._block_bytes), dtype=np.uint8)

@@ -110,7 +110,7 @@ def test_after_a_kill_during_a_save_every_start_serves_right_answers(model: Path
                 turns = [answer(server, prompt) for prompt in workloads[known]]
                 assert [turn["token_ids"] for turn in turns] == expected[known]
                 num_restored += turns[0]["cached"] if known < seed else 0
-            killer = threading.Timer(rng.uniform(0.0, 0.03), kill, (server,))
+            killer = threading.Timer(rng.uniform(0.0, 0.2), kill, (server,))
             killer.start()
             with contextlib.suppress(httpx.HTTPError):
                 httpx.post(f"{server.url}/v1/cache/save", timeout=60)

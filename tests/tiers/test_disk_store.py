@@ -256,4 +256,13 @@ def test_links_are_not_followed(tmp_path: Path, open_store: OpenStore) -> None:
     again = open_store()
     assert held(again, range(2)) == []
     write_now(again, 1)
+    assert held(again, range(2)) == [1]
     assert target.read_bytes() == before
+
+
+def test_a_link_in_place_of_the_lock_turns_the_store_off(tmp_path: Path, open_store: OpenStore) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "target").write_text("text")
+    (tmp_path / "cache" / "lock").symlink_to(tmp_path / "target")
+    assert not open_store().stats().is_on
+    assert (tmp_path / "target").read_text() == "text"
