@@ -197,6 +197,7 @@ def test_without_pyzmq_events_are_an_error_that_says_what_to_install(
         ({"kv_events_topic": "t"}, "--kv-events-topic needs --kv-events-endpoint"),
         ({"kv_events_token_ids": True}, "--kv-events-token-ids needs --kv-events-endpoint"),
         ({"kv_events_replay_endpoint": "tcp://*:1"}, "--kv-events-replay-endpoint needs --kv-events-endpoint"),
+        ({"kv_events_endpoint": "tcp://*:1", "kv_events_buffer": 5}, "--kv-events-buffer needs --kv-events-replay"),
         ({"kv_events_endpoint": "tcp://*:1", "no_prefix_cache": True}, "--no-prefix-cache"),
     ],
 )
