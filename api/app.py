@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from radixserve.api.auth import ApiKeys, RequireApiKey
 from radixserve.api.beam_search import beam_search
-from radixserve.api.cache import reset_cache, show_cache
+from radixserve.api.cache import reset_cache, save_cache, show_cache
 from radixserve.api.cache_tree import show_tree
 from radixserve.api.chat import chat_completions
 from radixserve.api.completions import completions
@@ -45,6 +45,7 @@ ROUTES = [
     Route("/v1/cache/warm", warm, methods=["POST"]),
     Route("/v1/cache/pin", pin, methods=["POST"]),
     Route("/v1/cache/pin/{id}", unpin, methods=["DELETE"]),
+    Route("/v1/cache/save", save_cache, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

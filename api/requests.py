@@ -168,3 +168,7 @@ class DetokenizeRequest(ModelRequest, kw_only=True):
 
 class ResetCacheRequest(msgspec.Struct):
     """POST /v1/cache/reset takes no fields; an empty body is one too."""
+
+
+class SaveCacheRequest(msgspec.Struct):
+    """POST /v1/cache/save takes no fields; an empty body is one too."""

@@ -253,15 +253,36 @@ class CacheTree(msgspec.Struct, frozen=True):
     depth: int
 
 
+class CacheTier(msgspec.Struct, frozen=True):
+    """One place below the pool where blocks are kept; see protocol.TierStats for what is counted."""
+
+    name: str
+    is_on: bool
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    hit_blocks: int
+    written_blocks: int
+    read_blocks: int
+    dropped_blocks: int
+    failed_blocks: int
+
+
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/cache. tree: of all tenants, so that no single one is told."""
+    """GET /v1/cache. tree, tiers: of all tenants, so that no single one is told."""
 
     block_size: int
     blocks: CacheBlocks
     tokens: CacheTokens
     requests: CacheRequests
     tree: CacheTree | UnsetType = UNSET
-    tiers: list[str]
+    tiers: list[CacheTier]
+
+
+class CacheSaved(msgspec.Struct, frozen=True, tag="cache.save", tag_field="object"):
+    """POST /v1/cache/save: blocks that were written, of those that were not in the tier already."""
+
+    saved_blocks: int
 
 
 class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 SchedulePolicy = Literal["cache-aware", "fcfs", "priority"]
 EvictionPolicy = Literal["learned-reuse", "lru"]
 
+# Fields in bytes, which may be written as 2GiB.
+SIZES = ("kv_cache_memory", "kv_cache_dir_size", "kv_cache_host_memory")
+
 
 def _described(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
@@ -50,6 +53,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
+    kv_cache_dir: Annotated[
+        str | None, _described("directory that cached blocks are kept in when the pool is full, and across restarts")
+    ] = None
+    kv_cache_dir_size: Annotated[int | None, _described("bytes for --kv-cache-dir, 20GiB unless given")] = None
+    kv_cache_host_memory: Annotated[
+        int | None, _described("bytes of the host's memory for blocks that a GPU has no room for")
+    ] = None
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
     max_pinned_share: Annotated[float, _described("most of the K/V blocks that pins may keep, as a share")] = 0.25
     public_prefixes: Annotated[
@@ -90,6 +100,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("block_size", 1, 256),
             ("kv_cache_memory", 1, None),
             ("num_kv_blocks", 1, None),
+            ("kv_cache_dir_size", 1, None),
+            ("kv_cache_host_memory", 1, None),
             ("gpu_memory_utilization", 0.01, 1.0),
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, None),
@@ -115,8 +127,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "--public-prefixes needs the cache that --no-prefix-cache turns off; leave one of them out"
             )
+        self._check_tiers()
         for entry in self.api_key:
             split_api_key(entry)
+
+    def _check_tiers(self) -> None:
+        for flag, value in (
+            ("--kv-cache-dir", self.kv_cache_dir),
+            ("--kv-cache-host-memory", self.kv_cache_host_memory),
+        ):
+            if value is not None and self.no_prefix_cache:
+                raise ConfigError(f"{flag} needs the cache that --no-prefix-cache turns off; leave one of them out")
+        if self.kv_cache_dir_size is not None and self.kv_cache_dir is None:
+            raise ConfigError("--kv-cache-dir-size is given without --kv-cache-dir; give the directory too")
+        if self.kv_cache_host_memory is not None and self.device == "cpu":
+            raise ConfigError("--kv-cache-host-memory needs K/V on a GPU; with --device cpu raise --kv-cache-memory")
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "EngineConfig":
@@ -124,9 +149,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         Raises ConfigError that names the field.
         """
-        size = settings.get("kv_cache_memory")
-        if isinstance(size, str):
-            settings = settings | {"kv_cache_memory": parse_size(size)}
+        sizes = {name: settings[name] for name in SIZES if isinstance(settings.get(name), str)}
+        settings = settings | {name: parse_size(size) for name, size in sizes.items()}
         try:
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:

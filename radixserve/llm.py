@@ -55,7 +55,7 @@ class LLM:
         with ExitStack() as resources:
             self._portal = resources.enter_context(start_blocking_portal())
             self._portal.call(self._engine.start)
-            resources.callback(self._portal.call, self._engine.close)
+            resources.callback(lambda: self._portal.call(self._engine.close))
             self._resources = resources.pop_all()
 
     @property

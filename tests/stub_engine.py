@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixserve.config import EngineConfig
+from radixserve.core.block_store import BlockStore
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
@@ -27,6 +28,7 @@ def stub_engine(
     cache_type: type[KVCache] = KVCache,
     clock: Callable[[], float] = time.monotonic,
     make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
+    store: BlockStore | None = None,
     **stub: Any,
 ) -> AsyncEngine:
     """Return an engine, not started, whose model is a table. Sizes not given come from config; clock: the cache's."""
@@ -52,6 +54,7 @@ def stub_engine(
                 eviction_policy=settings.eviction_policy,
                 max_pinned_share=settings.max_pinned_share,
                 clock=clock,
+                store=store,
             ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

@@ -21,6 +21,7 @@ DEVICE = {"attention", "sampling", "model"}
 # For each room, the rooms of radixserve that it may import from.
 ALLOWED: dict[str, set[str]] = {
     "core": VALUES,
+    "tiers": VALUES | {"core.block_store"},
     "kernels": set(),
     "attention": VALUES | {"kernels"},
     "sampling": VALUES | {"kernels", "core.batch"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "runner": VALUES | DEVICE | {"kernels", "core.batch"},
     "tokenizer": VALUES,
     "events": VALUES | {"core"},
-    "engine": VALUES | DEVICE | {"core", "events", "runner", "tokenizer"},
+    "engine": VALUES | DEVICE | {"core", "events", "tiers", "runner", "tokenizer"},
     "diagnosis": VALUES | {"tokenizer"},
     "api": VALUES | {"core.namespace", "tokenizer", "engine", "diagnosis"},
     "llm": VALUES | {"tokenizer", "engine"},
@@ -37,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "diagnosis", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "events", "tokenizer", "diagnosis", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "events", "tiers", "tokenizer", "diagnosis", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

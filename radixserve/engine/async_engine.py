@@ -35,6 +35,8 @@ from radixserve.protocol import (
     EngineStats,
     Failure,
     PinAt,
+    SaveCache,
+    SaveProgress,
 )
 from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer
 from radixserve.tokenizer.public_prefixes import read_public_prefixes
@@ -46,6 +48,7 @@ EngineStatus = Literal["new", "loading", "ready", "restarting", "dead"]
 MAX_READER_DELAY = 10.0
 MAX_DEATHS = 3
 DEATHS_WINDOW = 300.0
+SAVE_POLL_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -180,8 +183,25 @@ class AsyncEngine:
         """Take no more requests; those that run go on."""
         self._is_draining = True
 
-    async def close(self) -> None:
-        """End all requests, with an error to their readers, and the engine."""
+    async def save_cache(self) -> SaveProgress:
+        """Write what is cached to the tiers, and return how that ended. Raises EngineUnavailable."""
+        while True:
+            if self.status != "ready" or self._client is None:
+                raise self._unavailable()
+            progress = await self._client.control(SaveCache())
+            assert isinstance(progress, SaveProgress)
+            if progress.is_done:
+                return progress
+            await asyncio.sleep(SAVE_POLL_SECONDS)
+
+    async def close(self, *, save_timeout: float | None = None) -> None:
+        """End all requests, with an error to their readers, and the engine.
+
+        save_timeout: what saving the cache to a disk, if there is one, may take; None: the setting's shutdown_timeout.
+        """
+        self.drain()
+        self._fail_streams(EngineUnavailable("the server is shutting down"))
+        await self._save_for_the_next_start(self.config.shutdown_timeout if save_timeout is None else save_timeout)
         for task in (self._loading, self._supervisor):
             if task is not None:
                 task.cancel()
@@ -255,6 +275,20 @@ class AsyncEngine:
         if self.ready is None or self._client is None:
             raise self._unavailable()
         return await self._client.control(command)
+
+    async def _save_for_the_next_start(self, timeout: float) -> None:
+        if self.config.kv_cache_dir is None or self.status != "ready":
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                progress = await self.save_cache()
+        except TimeoutError:
+            _log.warning("there was no time to save all of the cache: %g s", timeout)
+        except EngineUnavailable as error:
+            _log.warning("the cache was not saved: %s", error)
+        else:
+            if progress.error is not None:
+                _log.warning("the cache was not saved: %s", progress.error)
 
     def _unavailable(self) -> EngineUnavailable:
         status = "draining" if self._is_draining else self.status

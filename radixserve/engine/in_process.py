@@ -68,8 +68,8 @@ class InProcessClient:
 
     async def stop(self) -> None:
         if self._engine is not None:
-            self._engine.core.close()
-        self._engine = None
+            engine, self._engine = self._engine, None
+            await asyncio.to_thread(engine.core.close)
 
     @property
     def _started(self) -> StartedEngine:

@@ -33,8 +33,8 @@ class KVEvents:
 
 def open_publisher(config: EngineConfig) -> "EventPublisher | None":
     """Open the configured sockets; None if there are none. Raises ConfigError."""
+    _check_nothing_is_lost(config)
     if config.kv_events_endpoint is None:
-        _check_nothing_is_lost(config)
         return None
     if config.no_prefix_cache:
         raise ConfigError(
@@ -61,8 +61,10 @@ def _check_nothing_is_lost(config: EngineConfig) -> None:
         "--kv-events-token-ids": config.kv_events_token_ids,
     }
     given = [flag for flag, is_given in settings.items() if is_given]
-    if given:
+    if given and config.kv_events_endpoint is None:
         raise ConfigError(f"{given[0]} needs --kv-events-endpoint, where the events are published")
+    if config.kv_events_buffer != EngineConfig().kv_events_buffer and config.kv_events_replay_endpoint is None:
+        raise ConfigError("--kv-events-buffer needs --kv-events-replay-endpoint, where what it keeps is asked for")
 
 
 def follow(cache: KVCache, publisher: "EventPublisher", config: EngineConfig, *, device: str) -> KVEvents:

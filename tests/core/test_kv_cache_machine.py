@@ -51,6 +51,8 @@ Plan = list[tuple[int, int, int]]
 class KVCacheMachine(RuleBasedStateMachine):
     """Sequences start, run in steps of several rows, fork, are truncated and preempted and end, under pressure."""
 
+    driver_type = Driver
+
     def __init__(self) -> None:
         super().__init__()
         self.waiting: list[Sequence] = []
@@ -82,7 +84,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         whole = [prefix[: len(prefix) // block_size * block_size] for prefix in public]
         self.prompts += whole
         prefixes = list(filter(None, whole))
-        self.driver = Driver(
+        self.driver = self.driver_type(
             num_blocks,
             block_size,
             digest=digest,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +23,11 @@ from radixserve.events.start import follow, open_publisher
 from radixserve.protocol import ResetCache
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.core.driver import make_sequence
 from tests.engine.harness import BLOCK_SIZE, Harness, ids
 from tests.events.subscriber import Router, Subscriber, decode
-from tests.stub import counting
+from tests.fake_store import FakeStore
+from tests.stub import SLOT_BYTES, counting
 from tests.tiny_engine import write_tiny_engine
 
 
@@ -45,7 +48,7 @@ def subscribe(config: EngineConfig) -> Subscriber:
 
 
 @contextmanager
-def following(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
+def following(tokenizer: Tokenizer, config: EngineConfig, **options: Any) -> Iterator[Harness]:
     """Yield an engine that publishes what it has cached."""
     caches: list[KVCache] = []
 
@@ -53,7 +56,7 @@ def following(tokenizer: Tokenizer, config: EngineConfig) -> Iterator[Harness]:
         caches.append(KVCache(num_blocks, block_size, settings))
         return caches[0]
 
-    harness = Harness(tokenizer, counting(200), num_blocks=12, cache_type=make_cache)
+    harness = Harness(tokenizer, counting(200), num_blocks=12, cache_type=make_cache, **options)
     publisher = open_publisher(config)
     assert publisher is not None
     harness.core.publish_events(follow(caches[0], publisher, config, device="cuda:0"))
@@ -118,6 +121,25 @@ def test_a_router_that_comes_late_knows_what_one_knows_that_was_there(
     assert bool(first.token_ids) == with_token_ids
 
 
+def test_what_comes_back_from_a_store_is_told_of_as_stored(tokenizer: Tokenizer, config: EngineConfig) -> None:
+    store = FakeStore(SLOT_BYTES * BLOCK_SIZE)
+    prompt = ids(3, 100)
+    keys = KVCache(1, BLOCK_SIZE).keys
+    names = {keys.name_of(make_sequence(prompt), index) for index in range(6)}
+    with following(tokenizer, config, store=store, max_num_batched_tokens=256) as harness:
+        known = []
+        for flood in (False, True, False):
+            for number in range(3 if flood else 1):
+                result = harness.ask([250, number, *ids(0, 150)] if flood else prompt)
+            router = Router()
+            with subscribe(config) as subscriber:
+                for _, payload in subscriber.replay(0):
+                    router.read(payload)
+            known.append(names <= router.parents.keys())
+        assert result.num_cached_tokens == 96
+    assert known == [True, False, True]
+
+
 def test_what_an_engine_has_on_a_gpu_is_told_so(harness: Harness, config: EngineConfig) -> None:
     harness.ask(ids(0, 40))
     with subscribe(config) as subscriber:
@@ -175,6 +197,7 @@ def test_without_pyzmq_events_are_an_error_that_says_what_to_install(
         ({"kv_events_topic": "t"}, "--kv-events-topic needs --kv-events-endpoint"),
         ({"kv_events_token_ids": True}, "--kv-events-token-ids needs --kv-events-endpoint"),
         ({"kv_events_replay_endpoint": "tcp://*:1"}, "--kv-events-replay-endpoint needs --kv-events-endpoint"),
+        ({"kv_events_endpoint": "tcp://*:1", "kv_events_buffer": 5}, "--kv-events-buffer needs --kv-events-replay"),
         ({"kv_events_endpoint": "tcp://*:1", "no_prefix_cache": True}, "--no-prefix-cache"),
     ],
 )
