@@ -8,7 +8,8 @@ from starlette.routing import Route
 
 from radixserve.api.auth import ApiKeys, RequireApiKey
 from radixserve.api.beam_search import beam_search
-from radixserve.api.cache import reset_cache, show_cache
+from radixserve.api.cache import reset_cache, save_cache, show_cache
+from radixserve.api.cache_tree import show_tree
 from radixserve.api.chat import chat_completions
 from radixserve.api.completions import completions
 from radixserve.api.cors import Cors
@@ -18,9 +19,11 @@ from radixserve.api.error_responses import (
     on_http_exception,
     on_request_error,
 )
+from radixserve.api.explain import explain
 from radixserve.api.metrics import Metrics
 from radixserve.api.models import list_models, show_model
 from radixserve.api.operations import health, metrics, ready, version
+from radixserve.api.pins import pin, unpin, warm
 from radixserve.api.records import RecordRequests
 from radixserve.api.service import Service
 from radixserve.api.tokens import detokenize, tokenize
@@ -36,7 +39,13 @@ ROUTES = [
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/cache", show_cache),
+    Route("/v1/cache/tree", show_tree),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
+    Route("/v1/cache/explain", explain, methods=["POST"]),
+    Route("/v1/cache/warm", warm, methods=["POST"]),
+    Route("/v1/cache/pin", pin, methods=["POST"]),
+    Route("/v1/cache/pin/{id}", unpin, methods=["DELETE"]),
+    Route("/v1/cache/save", save_cache, methods=["POST"]),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

@@ -55,6 +55,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "stream": (False,),
+    "cache_diagnostics": (False,),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "tool_choice": ("none", "auto"),
 }
 

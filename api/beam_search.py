@@ -23,6 +23,7 @@ from radixserve.api.sampling import budget_field, completion_max_tokens, max_tok
 from radixserve.api.service import HeadFields, Service
 from radixserve.errors import InvalidRequest
 from radixserve.protocol import Delta, FinishReason
+from radixserve.tokenizer.messages import refuse_marked_parts
 
 
 class BeamChoice(msgspec.Struct, frozen=True):
@@ -84,6 +85,7 @@ def _prepare(incoming: Incoming) -> Generation:
     namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:
+        refuse_marked_parts(request.messages, "together with beam search")
         prompts = [
             encode_messages(request.messages, request, tokenizer, answers=service.answer_memory.lookup(namespace))
         ]
@@ -116,12 +118,13 @@ class BeamSearchResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Search and send. Raises RequestError."""
+        record = record_of(scope)
         usage = UsageCounter(self._generation.prompts)
         recorder = self._service.answer_recorder(self._generation)
         try:
             async with cancelled_on_disconnect(receive):
                 hypotheses = []
-                async with aclosing(generate(self._service.engine, self._generation)) as deltas:
+                async with aclosing(generate(self._service.engine, self._generation, record.request_id)) as deltas:
                     async for prompt_index, delta in deltas:
                         usage.add(prompt_index, delta)
                         hypotheses.append(delta)
@@ -130,7 +133,7 @@ class BeamSearchResponse:
                 body = self._body(hypotheses, usage.usage())
                 await Response(body, media_type="application/json")(scope, receive, send)
         finally:
-            record_of(scope).usage = usage.usage()
+            record.usage = usage.usage()
 
     def _body(self, hypotheses: list[Delta], usage: Usage) -> bytes:
         returns_token_ids = self._generation.returns_token_ids

@@ -6,11 +6,12 @@ from starlette.requests import Request
 
 from radixserve.api.answer_reader import AnswerReader, chunk_delta, whole_message
 from radixserve.api.beam_params import beam_search_params, is_beam_search
+from radixserve.api.explain import chat_prompt, diagnose_prompts
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.logprobs import chat_logprobs, prompt_logprobs
-from radixserve.api.messages import encode_messages
+from radixserve.api.messages import encode_messages_with_ends
 from radixserve.api.options import includes_usage, namespace_of
 from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import BudgetFields, fit_budget, truncate
@@ -24,10 +25,12 @@ from radixserve.api.responses import (
     PromptLogprobs,
     Usage,
 )
+from radixserve.api.retention import read_retention
 from radixserve.api.sampling import budget_field, chat_sampling_params, max_tokens_of
 from radixserve.api.service import HeadFields, Service
 from radixserve.api.tools import ToolUse, check_tool_format, read_tool_use
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
@@ -40,8 +43,9 @@ async def chat_completions(request: Request) -> GenerationResponse:
     incoming = await receive(request)
     generation = await incoming.in_worker(_prepare)
     service = incoming.service
+    diagnoses = await diagnose_prompts(service, generation.diagnosed, generation.namespace)
     head = service.new_head("chatcmpl", incoming.ready)
-    return GenerationResponse(service, generation, ChatFormat(head, generation, service.engine.tokenizer))
+    return GenerationResponse(service, generation, ChatFormat(head, generation, service.engine.tokenizer, diagnoses))
 
 
 def _prepare(incoming: Incoming) -> Generation:
@@ -50,12 +54,26 @@ def _prepare(incoming: Incoming) -> Generation:
     request = incoming.decode(ChatRequest)
     tool_use = read_tool_use(request)
     params = _params(request, tool_use, service)
+    retention = read_retention(
+        request,
+        request.messages,
+        has_prefix_cache=not service.engine.config.no_prefix_cache,
+        is_beam_search=isinstance(params, BeamSearchParams),
+    )
     namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
     tools = None if tool_use is None else template_tools(tool_use.functions)
     answers = service.answer_memory.lookup(namespace)
-    prompt = encode_messages(request.messages, request, service.engine.tokenizer, tools, answers)
+    tokenizer = service.engine.tokenizer
+    prompt, end_positions = encode_messages_with_ends(
+        request.messages, request, tokenizer, retention.ends, tools, answers
+    )
     prompt = truncate(prompt, request.truncate_prompt_tokens, ready.max_model_len, params.max_tokens)
+    diagnosed = (
+        (chat_prompt(prompt, request, request.messages, tokenizer, tools, answers),)
+        if request.cache_diagnostics
+        else ()
+    )
     fields = BudgetFields(prompt="messages", budget=budget_field(request), clamp=True)
     return Generation(
         prompts=[prompt],
@@ -68,6 +86,8 @@ def _prepare(incoming: Incoming) -> Generation:
         is_chat=True,
         tool_use=tool_use,
         num_prompt_logprobs=request.prompt_logprobs,
+        pins=[retention.pins(len(prompt), end_positions)],
+        diagnosed=diagnosed,
     )
 
 
@@ -84,12 +104,15 @@ def _params(request: ChatRequest, tool_use: ToolUse | None, service: Service) ->
 
 
 class ChatFormat:
-    """The JSON of a chat answer."""
+    """The JSON of a chat answer. diagnoses: that of the prompt, if it is wanted."""
 
-    def __init__(self, head: HeadFields, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: HeadFields, generation: Generation, tokenizer: Tokenizer, diagnoses: list[Diagnosis]
+    ) -> None:
         self._head = head
         self._generation = generation
         self._tokenizer = tokenizer
+        self._diagnosis = diagnoses[0] if diagnoses else UNSET
         self._readers: dict[int, AnswerReader] = {}
 
     def chunk(self, index: int, delta: Delta) -> bytes | None:
@@ -119,6 +142,7 @@ class ChatFormat:
                 usage=None if self._generation.includes_usage else UNSET,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids and is_first_of_all else UNSET,
                 prompt_logprobs=self._prompt_logprobs(delta.prompt_logprobs),
+                cache_diagnostics=self._diagnosis if is_first_of_all else UNSET,
             )
         )
 
@@ -136,6 +160,7 @@ class ChatFormat:
                 usage=usage,
                 prompt_token_ids=self._generation.prompts[0] if returns_token_ids else UNSET,
                 prompt_logprobs=self._prompt_logprobs(answers[0].prompt_logprobs),
+                cache_diagnostics=self._diagnosis,
             )
         )
 

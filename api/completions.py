@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from radixserve.api.beam_params import beam_search_params, is_beam_search
 from radixserve.api.echo import Echo, echo_of
+from radixserve.api.explain import diagnose_prompts
 from radixserve.api.generation import Generation
 from radixserve.api.generation_response import GenerationResponse
 from radixserve.api.incoming import Incoming, receive
@@ -15,9 +16,12 @@ from radixserve.api.output_format import output_grammar
 from radixserve.api.prompts import MAX_PROMPTS, BudgetFields, encode_prompts, fit_budget, split_prompts, truncate
 from radixserve.api.requests import CompletionRequest
 from radixserve.api.responses import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
+from radixserve.api.retention import read_retention
 from radixserve.api.sampling import budget_field, completion_max_tokens, completion_sampling_params
 from radixserve.api.service import HeadFields
 from radixserve.beam_search_params import BeamSearchParams
+from radixserve.diagnosis.prompt import DiagnosedPrompt
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.engine.answer import Answer
 from radixserve.protocol import Delta, TokenLogprobs
 from radixserve.sampling_params import SamplingParams
@@ -29,8 +33,10 @@ async def completions(request: Request) -> GenerationResponse:
     incoming = await receive(request)
     generation = await incoming.in_worker(_prepare)
     service = incoming.service
+    diagnoses = await diagnose_prompts(service, generation.diagnosed, generation.namespace)
     head = service.new_head("cmpl", incoming.ready)
-    return GenerationResponse(service, generation, CompletionFormat(head, generation, service.engine.tokenizer))
+    answer_format = CompletionFormat(head, generation, service.engine.tokenizer, diagnoses)
+    return GenerationResponse(service, generation, answer_format)
 
 
 def _prepare(incoming: Incoming) -> Generation:
@@ -46,6 +52,11 @@ def _prepare(incoming: Incoming) -> Generation:
         )
         if is_beam_search(request)
         else completion_sampling_params(request, output_grammar(request, service.grammars))
+    )
+    retention = read_retention(
+        request,
+        has_prefix_cache=not service.engine.config.no_prefix_cache,
+        is_beam_search=isinstance(params, BeamSearchParams),
     )
     namespace = namespace_of(incoming, request.cache_salt)
     usage_is_included = includes_usage(request)
@@ -76,13 +87,17 @@ def _prepare(incoming: Incoming) -> Generation:
             for text, token_ids in zip(texts, prompts, strict=True)
             if request.echo
         ),
+        diagnosed=tuple(DiagnosedPrompt(token_ids, None) for token_ids in prompts if request.cache_diagnostics),
+        pins=[retention.pins(len(prompt)) for prompt in prompts],
     )
 
 
 class CompletionFormat:
-    """The JSON of a completion."""
+    """The JSON of a completion. diagnoses: one of each prompt, if they are wanted."""
 
-    def __init__(self, head: HeadFields, generation: Generation, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, head: HeadFields, generation: Generation, tokenizer: Tokenizer, diagnoses: list[Diagnosis]
+    ) -> None:
         self._head = head
         self._generation = generation
         params = generation.params
@@ -94,6 +109,7 @@ class CompletionFormat:
                 for prompt in generation.prompts
                 for _ in range(params.n)
             ]
+        self._diagnoses = diagnoses
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
         self._prompt_entries: dict[int, list[TokenLogprobs | None]] = {}
@@ -106,10 +122,16 @@ class CompletionFormat:
         if not (delta.text or delta.logprobs or delta.finish_reason or generation.returns_token_ids or tells_of_prompt):
             return None
         prompt_token_ids = UNSET if self._begun else self._prompt_token_ids()
+        diagnostics = UNSET if self._begun else self._cache_diagnostics()
         choice = self._choice(index, delta)
-        usage = None if generation.includes_usage else UNSET
         return msgspec.json.encode(
-            Completion(**self._head, choices=[choice], usage=usage, prompt_token_ids=prompt_token_ids)
+            Completion(
+                **self._head,
+                choices=[choice],
+                usage=None if generation.includes_usage else UNSET,
+                prompt_token_ids=prompt_token_ids,
+                cache_diagnostics=diagnostics,
+            )
         )
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -120,7 +142,13 @@ class CompletionFormat:
         """Return the whole answer."""
         written = [self._choice(answer.index, answer) for answer in answers]
         return msgspec.json.encode(
-            Completion(**self._head, choices=written, usage=usage, prompt_token_ids=self._prompt_token_ids())
+            Completion(
+                **self._head,
+                choices=written,
+                usage=usage,
+                prompt_token_ids=self._prompt_token_ids(),
+                cache_diagnostics=self._cache_diagnostics(),
+            )
         )
 
     def _choice(self, index: int, piece: Delta | Answer) -> CompletionChoice:
@@ -153,6 +181,11 @@ class CompletionFormat:
             return UNSET
         prompts = self._generation.prompts
         return prompts[0] if len(prompts) == 1 else prompts
+
+    def _cache_diagnostics(self) -> Diagnosis | list[Diagnosis] | UnsetType:
+        if not self._diagnoses:
+            return UNSET
+        return self._diagnoses[0] if len(self._diagnoses) == 1 else self._diagnoses
 
     def _logprobs(
         self, index: int, entries: list[TokenLogprobs] | None, echo: Echo | None

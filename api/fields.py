@@ -23,7 +23,7 @@ class UnsupportedField:
 # null is always neutral.
 UNSUPPORTED_FIELDS = {
     "audio": UnsupportedField("asks for sound"),
-    "cache_control": UnsupportedField("asks to keep the prompt in the cache"),
+    "cache_control": UnsupportedField("keeps the prompt up to a content part, and belongs on that part"),
     "chat_template": UnsupportedField("replaces the model's chat template for one request"),
     "documents": UnsupportedField("adds documents to the prompt", ([],)),
     "function_call": UnsupportedField("chooses a function", ("none", "auto")),
@@ -33,8 +33,7 @@ UNSUPPORTED_FIELDS = {
     "guided_json": UnsupportedField("limits the answer to a JSON schema, as structured_outputs.json does"),
     "guided_regex": UnsupportedField("limits the answer to a regular expression, as structured_outputs.regex does"),
     "modalities": UnsupportedField("asks for other answers than text", (["text"], [])),
-    "prompt_cache_breakpoint": UnsupportedField("marks where a cached prefix ends"),
-    "prompt_cache_retention": UnsupportedField("asks to keep the prompt in the cache"),
+    "prompt_cache_breakpoint": UnsupportedField("keeps the prompt up to a content part, and belongs on that part"),
     "session_id": UnsupportedField("ties requests to a session"),
     "suffix": UnsupportedField("asks for text between prompt and suffix", ("",)),
     "web_search_options": UnsupportedField("asks for a web search"),

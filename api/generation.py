@@ -1,7 +1,7 @@
 """One generating request: its prompts, the deltas of all its answers, and what they add up to."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,8 +10,9 @@ from radixserve.api.echo import Echo
 from radixserve.api.responses import PromptTokensDetails, Usage
 from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
-from radixserve.engine.async_engine import AsyncEngine
-from radixserve.protocol import Delta
+from radixserve.diagnosis.prompt import DiagnosedPrompt
+from radixserve.engine.async_engine import AsyncEngine, RequestHints
+from radixserve.protocol import Delta, PinAt
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN
 
@@ -26,7 +27,8 @@ class Generation:
     stream_options.include_usage and return_token_ids. priority: the field of that name. is_chat: there is one prompt, a
     conversation, and an answer to it may come back in the next. tool_use: tools that the answers may call.
     num_prompt_logprobs: the field prompt_logprobs; params may ask for more. echoes: what the answers to each prompt
-    begin with; empty unless that is wanted.
+    begin with; empty unless that is wanted. pins: what to keep of each prompt; empty if there is nothing.
+    diagnosed: the prompts again, if the answer is to carry diagnoses of them.
     """
 
     prompts: list[list[int]]
@@ -40,6 +42,8 @@ class Generation:
     tool_use: ToolUse | None = None
     num_prompt_logprobs: int | None = None
     echoes: tuple[Echo, ...] = ()
+    pins: Sequence[list[PinAt]] = ()
+    diagnosed: tuple[DiagnosedPrompt, ...] = ()
 
     @property
     def num_logprobs(self) -> int | None:
@@ -70,9 +74,10 @@ class UsageCounter:
         )
 
 
-async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerator[tuple[int, Delta], None]:
+async def generate(engine: AsyncEngine, generation: Generation, name: str) -> AsyncGenerator[tuple[int, Delta], None]:
     """Yield (index of the prompt, delta) until every answer is finished. Closing it aborts what is left at once.
 
+    name: what the request is called where the cache is shown.
     Raises RequestError if any prompt's request fails; the others are aborted.
     """
     streams = [
@@ -81,9 +86,10 @@ async def generate(engine: AsyncEngine, generation: Generation) -> AsyncGenerato
             generation.params,
             namespace=generation.namespace,
             priority=generation.priority,
-            tool_call_begin=None if generation.tool_use is None else CALL_BEGIN,
+            hints=RequestHints(None if generation.tool_use is None else CALL_BEGIN, name),
+            pins=generation.pins[index] if generation.pins else [],
         )
-        for prompt in generation.prompts
+        for index, prompt in enumerate(generation.prompts)
     ]
     if len(streams) == 1:
         async with aclosing(streams[0]) as deltas:

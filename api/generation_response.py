@@ -72,7 +72,7 @@ class GenerationResponse:
     async def _collect(self, scope: Scope, record: RequestRecord) -> bytes:
         num_answers = len(self._generation.prompts) * self._generation.params.num_returned
         answers = [Answer(index) for index in range(num_answers)]
-        async with aclosing(generate(self._service.engine, self._generation)) as deltas:
+        async with aclosing(generate(self._service.engine, self._generation, record.request_id)) as deltas:
             is_first = True
             async for prompt_index, delta in deltas:
                 if is_first:
@@ -82,7 +82,7 @@ class GenerationResponse:
         return self._format.body(answers, self._usage.usage())
 
     async def _stream(self, scope: Scope, record: RequestRecord, send: Send) -> None:
-        async with aclosing(generate(self._service.engine, self._generation)) as deltas:
+        async with aclosing(generate(self._service.engine, self._generation, record.request_id)) as deltas:
             # Before the status goes out, so that an error has its own.
             prompt_index, delta = await anext(deltas)
             self._observe_first_token(scope, record)

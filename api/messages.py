@@ -1,24 +1,44 @@
 """The messages of a request as token ids."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from radixserve.api.requests import BeamSearchRequest, ChatRequest, TokenizeRequest
+from radixserve.api.requests import BeamSearchRequest, ChatRequest, ExplainRequest, TokenizeRequest, WarmRequest
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup
+from radixserve.tokenizer.chat_encoder import ChatOptions
+from radixserve.tokenizer.digit_marks import TextEnd
+from radixserve.tokenizer.encoded_chat import EncodedChat
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
+
+ChatOptionFields = ChatRequest | TokenizeRequest | BeamSearchRequest | WarmRequest | ExplainRequest
 
 _RESERVED_TEMPLATE_NAMES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 def encode_messages(
     messages: list[Message],
-    options: ChatRequest | TokenizeRequest | BeamSearchRequest,
+    options: ChatOptionFields,
     tokenizer: Tokenizer,
     tools: list[dict[str, Any]] | None = None,
     answers: AnswerLookup | None = None,
 ) -> list[int]:
+    """Return the token ids of a conversation, as encode_messages_with_ends does."""
+    return encode_messages_with_ends(messages, options, tokenizer, (), tools, answers).token_ids
+
+
+def encode_messages_with_ends(
+    messages: list[Message],
+    options: ChatOptionFields,
+    tokenizer: Tokenizer,
+    ends: Sequence[TextEnd],
+    tools: list[dict[str, Any]] | None = None,
+    answers: AnswerLookup | None = None,
+) -> EncodedChat:
     """Return the token ids of a conversation, open for the assistant's answer unless the options say otherwise.
+
+    ends: places in the messages to find in the prompt.
 
     tools: those that the model may call, as chat templates take them.
     continue_final_message leaves the last message open, so it turns add_generation_prompt off where that is not given.
@@ -39,20 +59,23 @@ def encode_messages(
             param="chat_template_kwargs",
         )
     try:
-        token_ids = tokenizer.encode_chat(
+        encoded = tokenizer.encode_chat_with_ends(
             template_messages(messages),
-            tools=tools,
-            add_generation_prompt=(
-                not continues if options.add_generation_prompt is None else options.add_generation_prompt
+            ChatOptions(
+                tools=tools,
+                add_generation_prompt=(
+                    not continues if options.add_generation_prompt is None else options.add_generation_prompt
+                ),
+                continue_final_message=continues,
+                template_kwargs=template_kwargs,
             ),
-            continue_final_message=continues,
-            template_kwargs=template_kwargs,
-            answers=answers,
+            ends,
+            answers,
         )
     except RecursionError:
         raise InvalidRequest(
             "messages, tools or chat_template_kwargs are nested too deeply", param="messages"
         ) from None
-    if not token_ids:
+    if not encoded.token_ids:
         raise InvalidRequest("the chat template makes an empty prompt of these messages", param="messages")
-    return token_ids
+    return encoded

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-from radixserve.protocol import EngineStats
+from radixserve.protocol import EngineStats, TierStats
 
 _OTHER = "other"
 # What callers choose must not grow the number of series.
@@ -44,6 +44,22 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 )
 
 
+# Each with a label that names the tier.
+_TIER_GAUGES: tuple[tuple[str, str, Callable[[TierStats], float]], ...] = (
+    ("tier_capacity_bytes", "Bytes that a tier may take", lambda tier: tier.capacity_bytes),
+    ("tier_used_bytes", "Bytes that a tier takes", lambda tier: tier.used_bytes),
+    ("tier_blocks", "K/V blocks in a tier", lambda tier: tier.num_blocks),
+    ("tier_on", "Whether a tier takes blocks", lambda tier: tier.is_on),
+)
+_TIER_COUNTERS: tuple[tuple[str, str, Callable[[TierStats], float]], ...] = (
+    ("tier_hit_blocks", "K/V blocks that a tier has given back", lambda tier: tier.num_hit_blocks),
+    ("tier_written_blocks", "K/V blocks that were written to a tier", lambda tier: tier.num_written_blocks),
+    ("tier_read_blocks", "K/V blocks that were read from a tier's medium", lambda tier: tier.num_read_blocks),
+    ("tier_dropped_blocks", "K/V blocks that a tier had no time for", lambda tier: tier.num_dropped_blocks),
+    ("tier_failed_blocks", "K/V blocks that were not what was written", lambda tier: tier.num_failed_blocks),
+)
+
+
 class EngineCollector(Collector):
     """Reads the engine's latest stats at each scrape; nothing while there is no engine."""
 
@@ -59,6 +75,18 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"radixserve_{name}", description, value=read(stats))
         for name, description, read in _COUNTERS:
             yield CounterMetricFamily(f"radixserve_{name}", description, value=read(stats))
+        for name, description, read_tier in _TIER_GAUGES:
+            yield _by_tier(GaugeMetricFamily(f"radixserve_{name}", description, labels=["tier"]), stats, read_tier)
+        for name, description, read_tier in _TIER_COUNTERS:
+            yield _by_tier(CounterMetricFamily(f"radixserve_{name}", description, labels=["tier"]), stats, read_tier)
+
+
+def _by_tier(
+    family: GaugeMetricFamily | CounterMetricFamily, stats: EngineStats, read: Callable[[TierStats], float]
+) -> Metric:
+    for tier in stats.cache.tiers:
+        family.add_metric([tier.name], read(tier))
+    return family
 
 
 class Metrics:

@@ -65,6 +65,8 @@ class GenerationRequest(ModelRequest, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
     priority: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
@@ -75,6 +77,7 @@ class GenerationRequest(ModelRequest, kw_only=True):
     beam_width: Any = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    cache_diagnostics: bool | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -107,6 +110,18 @@ class BeamSearchRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class ExplainRequest(GenerationRequest, kw_only=True):
+    """POST /v1/cache/explain: the body of a chat or of a completion with one prompt. Only the prompt is looked at."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
 class TokenizeRequest(ModelRequest, kw_only=True):
     """POST /tokenize: of a text, or of messages. cache_salt: of the chat that they are for."""
 
@@ -121,6 +136,29 @@ class TokenizeRequest(ModelRequest, kw_only=True):
     tool_choice: str | NamedToolChoice | None = None
 
 
+class WarmRequest(ModelRequest, kw_only=True):
+    """POST /v1/cache/warm: one text or list of token ids, or messages. What would say more than these is there too."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    truncate_prompt_tokens: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
+class PinRequest(WarmRequest, kw_only=True):
+    """POST /v1/cache/pin. ttl: seconds, or as in "5m"."""
+
+    ttl: float | str | None = None
+
+
 class DetokenizeRequest(ModelRequest, kw_only=True):
     """POST /detokenize."""
 
@@ -130,3 +168,7 @@ class DetokenizeRequest(ModelRequest, kw_only=True):
 
 class ResetCacheRequest(msgspec.Struct):
     """POST /v1/cache/reset takes no fields; an empty body is one too."""
+
+
+class SaveCacheRequest(msgspec.Struct):
+    """POST /v1/cache/save takes no fields; an empty body is one too."""

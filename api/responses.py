@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from radixserve.diagnosis.report import Diagnosis
 from radixserve.protocol import FinishReason
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
@@ -161,6 +162,7 @@ class ChatCompletion(AnswerHead, frozen=True, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | UnsetType = UNSET
 
 
 class ChatChunk(AnswerHead, frozen=True, kw_only=True):
@@ -171,15 +173,17 @@ class ChatChunk(AnswerHead, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | UnsetType = UNSET
 
 
 class Completion(AnswerHead, frozen=True, kw_only=True):
-    """A whole completion, or one event of a streamed one."""
+    """A whole completion, or one event of a streamed one. What is told of each prompt is no list if there is one."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | list[list[int]] | UnsetType = UNSET
+    cache_diagnostics: Diagnosis | list[Diagnosis] | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -214,7 +218,7 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class CacheBlocks(msgspec.Struct, frozen=True):
-    """K/V blocks; free + cached + in_use == total, and pinned are among the cached.
+    """K/V blocks; free + cached + in_use == total, and pinned are among cached and in_use.
 
     To a tenant cached and in_use are its own, and all others count as free, as if it were alone.
     """
@@ -249,15 +253,67 @@ class CacheTree(msgspec.Struct, frozen=True):
     depth: int
 
 
+class CacheTier(msgspec.Struct, frozen=True):
+    """One place below the pool where blocks are kept; see protocol.TierStats for what is counted."""
+
+    name: str
+    is_on: bool
+    capacity_bytes: int
+    used_bytes: int
+    blocks: int
+    hit_blocks: int
+    written_blocks: int
+    read_blocks: int
+    dropped_blocks: int
+    failed_blocks: int
+
+
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/cache. tree: of all tenants, so that no single one is told."""
+    """GET /v1/cache. tree, tiers: of all tenants, so that no single one is told."""
 
     block_size: int
     blocks: CacheBlocks
     tokens: CacheTokens
     requests: CacheRequests
     tree: CacheTree | UnsetType = UNSET
-    tiers: list[str]
+    tiers: list[CacheTier]
+
+
+class CacheSaved(msgspec.Struct, frozen=True, tag="cache.save", tag_field="object"):
+    """POST /v1/cache/save: blocks that were written, of those that were not in the tier already."""
+
+    saved_blocks: int
+
+
+class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of blocks that no prompt leaves in between, or a tail, the part-filled last block of an ended request.
+
+    id: its place in the list. parent: the id of the node above; null at the top. position: tokens above it.
+    preview: the beginning of its text, of preview_tokens tokens. holders: running sequences that hold it.
+    requests: x-request-id of those that hold it and nothing below. hits: requests that began with it.
+    """
+
+    id: int
+    parent: int | None
+    depth: int
+    position: int
+    tokens: int
+    blocks: int
+    preview: str
+    preview_tokens: int
+    holders: int
+    requests: list[str]
+    idle_seconds: float
+    hits: int
+    pinned_blocks: int
+    tail: bool
+
+
+class CacheTreeView(msgspec.Struct, frozen=True):
+    """GET /v1/cache/tree: each node before those below it. total_nodes: those that were left out too."""
+
+    nodes: list[CacheTreeNode]
+    total_nodes: int
 
 
 class CacheReset(msgspec.Struct, frozen=True):
@@ -265,6 +321,34 @@ class CacheReset(msgspec.Struct, frozen=True):
 
     dropped_blocks: int
     kept_blocks: int
+
+
+class CacheWarmed(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/cache/warm: tokens of the prompt, and how many of them were in the cache and how many were computed."""
+
+    object: Literal["cache.warm"] = "cache.warm"
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+
+
+class CachePin(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/cache/pin. blocks: K/V blocks that hold the tokens. expires_at: Unix time. ttl: seconds, as asked."""
+
+    id: str
+    object: Literal["cache.pin"] = "cache.pin"
+    tokens: int
+    blocks: int
+    expires_at: int
+    ttl: float
+
+
+class CacheUnpinned(msgspec.Struct, frozen=True, kw_only=True):
+    """DELETE /v1/cache/pin/{id}."""
+
+    id: str
+    object: Literal["cache.pin"] = "cache.pin"
+    deleted: bool = True
 
 
 class HealthStatus(msgspec.Struct, frozen=True):

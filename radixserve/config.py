@@ -18,6 +18,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 SchedulePolicy = Literal["cache-aware", "fcfs", "priority"]
 EvictionPolicy = Literal["learned-reuse", "lru"]
 
+# Fields in bytes, which may be written as 2GiB.
+SIZES = ("kv_cache_memory", "kv_cache_dir_size", "kv_cache_host_memory")
+
 
 def _described(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
@@ -50,11 +53,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queued_requests: Annotated[int, _described("most waiting requests of a tenant before a 429")] = 1024
     schedule_policy: Annotated[SchedulePolicy, _described("order of waiting requests")] = "cache-aware"
     eviction_policy: Annotated[EvictionPolicy, _described("which cached block is given up first")] = "learned-reuse"
+    kv_cache_dir: Annotated[
+        str | None, _described("directory that cached blocks are kept in when the pool is full, and across restarts")
+    ] = None
+    kv_cache_dir_size: Annotated[int | None, _described("bytes for --kv-cache-dir, 20GiB unless given")] = None
+    kv_cache_host_memory: Annotated[
+        int | None, _described("bytes of the host's memory for blocks that a GPU has no room for")
+    ] = None
     no_prefix_cache: Annotated[bool, _described("compute every prompt anew")] = False
     max_pinned_share: Annotated[float, _described("most of the K/V blocks that pins may keep, as a share")] = 0.25
     public_prefixes: Annotated[
         str | None, _described("JSON file of system prompts that all tenants share the K/V of")
     ] = None
+    kv_events_endpoint: Annotated[
+        str | None, _described("ZeroMQ address, such as tcp://*:5557, to publish there what is cached")
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None, _described("ZeroMQ address, such as tcp://*:5558, where a subscriber asks for what it missed")
+    ] = None
+    kv_events_topic: Annotated[str | None, _described("ZeroMQ topic of KV events; left out: an empty one")] = None
+    kv_events_token_ids: Annotated[bool, _described("put the token ids of stored blocks into KV events")] = False
+    kv_events_buffer: Annotated[int, _described("batches of KV events kept for a replay")] = 10_000
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
     log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"
 
@@ -67,6 +86,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_call_parser: Annotated[
         Literal["auto", "hermes"], _described("how the model writes calls of tools; auto goes by its chat template")
     ] = "auto"
+    enable_cache_introspection: Annotated[
+        bool, _described("let callers look into their own cache: the tree, and other salts of their tenant")
+    ] = False
     request_timeout: Annotated[float | None, _described("seconds after which a request is ended with 504")] = None
     shutdown_timeout: Annotated[float, _described("seconds that running requests get at shutdown")] = 30.0
     cors_origin: Annotated[tuple[str, ...], _described("web origin that may call the API, or *")] = ()
@@ -78,10 +100,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("block_size", 1, 256),
             ("kv_cache_memory", 1, None),
             ("num_kv_blocks", 1, None),
+            ("kv_cache_dir_size", 1, None),
+            ("kv_cache_host_memory", 1, None),
             ("gpu_memory_utilization", 0.01, 1.0),
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, None),
             ("max_queued_requests", 1, None),
+            ("kv_events_buffer", 1, None),
             ("max_pinned_share", 0.0, 1.0),
             ("port", 0, 65535),
             ("request_timeout", 0.001, None),
@@ -102,8 +127,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(
                 "--public-prefixes needs the cache that --no-prefix-cache turns off; leave one of them out"
             )
+        self._check_tiers()
         for entry in self.api_key:
             split_api_key(entry)
+
+    def _check_tiers(self) -> None:
+        for flag, value in (
+            ("--kv-cache-dir", self.kv_cache_dir),
+            ("--kv-cache-host-memory", self.kv_cache_host_memory),
+        ):
+            if value is not None and self.no_prefix_cache:
+                raise ConfigError(f"{flag} needs the cache that --no-prefix-cache turns off; leave one of them out")
+        if self.kv_cache_dir_size is not None and self.kv_cache_dir is None:
+            raise ConfigError("--kv-cache-dir-size is given without --kv-cache-dir; give the directory too")
+        if self.kv_cache_host_memory is not None and self.device == "cpu":
+            raise ConfigError("--kv-cache-host-memory needs K/V on a GPU; with --device cpu raise --kv-cache-memory")
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "EngineConfig":
@@ -111,9 +149,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         Raises ConfigError that names the field.
         """
-        size = settings.get("kv_cache_memory")
-        if isinstance(size, str):
-            settings = settings | {"kv_cache_memory": parse_size(size)}
+        sizes = {name: settings[name] for name in SIZES if isinstance(settings.get(name), str)}
+        settings = settings | {name: parse_size(size) for name, size in sizes.items()}
         try:
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:

@@ -9,8 +9,10 @@ RadixServeError
 │   │   └── PromptTooLong    400, code context_length_exceeded
 │   ├── InvalidApiKey        401
 │   ├── OperatorOnly         403: the key names a tenant, and the route tells of all tenants
+│   ├── IntrospectionOff     403: the server does not tell callers what it has cached
 │   ├── ModelNotFound        404
 │   ├── PinBudgetExceeded    409: the prompt's blocks are more than may still be pinned
+│   ├── PinNotFound          404: no such pin of the caller's, or its time is over
 │   ├── BodyTooLarge         413
 │   ├── QueueFull            429, with Retry-After
 │   ├── RequestFailed        500: this request ended in the engine, by no fault of the caller
@@ -84,6 +86,14 @@ class OperatorOnly(RequestError):
     default_code = "operator_only"
 
 
+class IntrospectionOff(RequestError):
+    """What was asked for shows cached prompts, and the server runs without --enable-cache-introspection."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "introspection_off"
+
+
 class ModelNotFound(RequestError):
     """The named model is not served here."""
 
@@ -98,6 +108,14 @@ class PinBudgetExceeded(RequestError):
     status = 409
     type = "invalid_request_error"
     default_code = "pin_budget_exceeded"
+
+
+class PinNotFound(RequestError):
+    """The named pin is not there: it never was, it has ended, or it is another tenant's."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "pin_not_found"
 
 
 class BodyTooLarge(RequestError):

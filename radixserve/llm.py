@@ -17,7 +17,7 @@ from radixserve.engine.answer_memory import AnswerMemory
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineUnavailable, InvalidRequest
 from radixserve.sampling_params import SamplingParams
-from radixserve.tokenizer.messages import Message, template_messages
+from radixserve.tokenizer.messages import Message, refuse_marked_parts, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -55,7 +55,7 @@ class LLM:
         with ExitStack() as resources:
             self._portal = resources.enter_context(start_blocking_portal())
             self._portal.call(self._engine.start)
-            resources.callback(self._portal.call, self._engine.close)
+            resources.callback(lambda: self._portal.call(self._engine.close))
             self._resources = resources.pop_all()
 
     @property
@@ -148,6 +148,7 @@ class LLM:
             messages = msgspec.convert(conversation, list[Message])
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"a conversation is a list of messages: {error}", param="messages") from None
+        refuse_marked_parts(messages, "by LLM, whose cache ends with its program")
         answers = self._answer_memory.lookup(_NAMESPACE)
         return self.tokenizer.encode_chat(template_messages(messages), answers=answers)
 

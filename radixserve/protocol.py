@@ -248,8 +248,25 @@ class TreeView(msgspec.Struct, frozen=True, tag="tree_view"):
     num_nodes: int
 
 
-ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt | ShowTree
-ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts | TreeView
+class SaveCache(msgspec.Struct, frozen=True, tag="save_cache"):
+    """Write all that is cached to the tier below, or tell how far that is: the first call starts it."""
+
+
+class SaveProgress(msgspec.Struct, frozen=True, tag="save_progress"):
+    """How far a save is.
+
+    is_done: nothing of it is left, or an error ended it; the next SaveCache starts another. num_saved_blocks: written
+    by this save. num_left_blocks: found cached when it started, and not yet written. error: why it cannot go on.
+    """
+
+    is_done: bool
+    num_saved_blocks: int
+    num_left_blocks: int
+    error: str | None = None
+
+
+ControlCommand = ResetCache | ShowTenant | Unpin | ShowPins | ExplainPrompt | ShowTree | SaveCache
+ControlResult = CacheWasReset | TenantStats | Unpinned | Pins | PromptFacts | TreeView | SaveProgress
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -371,7 +388,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     num_free + num_cached + num_in_use == num_blocks. A cached block is held by the tree alone, a block in use by a
     sequence. queried, hit and evicted tokens only ever grow; a resumed request does not count as queried again.
     num_pinned_blocks: under a pin, cached or in use. num_broken_pins: counts those that ended before their time as a
-    request could not run alone without their blocks.
+    request could not run alone without their blocks. tiers: what lies below the pool.
     """
 
     block_size: int
@@ -386,6 +403,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     tree_depth: int
     num_pinned_blocks: int = 0
     num_broken_pins: int = 0
+    tiers: list[TierStats] = []
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -8,9 +8,11 @@ overwritten, never written, or shared wrongly fails the test at once; and only w
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch, ScheduledRow
+from radixserve.core.block_store import BlockBytes
 from radixserve.protocol import TokenLogprobs
 from radixserve.sampling.beam_candidates import beam_candidates
 from radixserve.sampling.logprobs import score_tokens
@@ -20,6 +22,8 @@ from radixserve.sampling.sampler import sample
 Table = Callable[[Sequence[int]], Mapping[int, float]]
 
 _NOTHING = (-1, 0)
+# A slot outside of the stub: two 64-bit integers.
+SLOT_BYTES = 16
 
 
 class StubExecutor:
@@ -45,6 +49,9 @@ class StubExecutor:
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         self.batches.append(batch)
+        spilled = self._pack(batch.spills) if batch.spills else None
+        if batch.loads is not None:
+            self._unpack(batch.loads.block_ids, batch.loads.blocks)
         sources = [list(self._slots[copy.source]) for copy in batch.copies]
         for copy, source in zip(batch.copies, sources, strict=True):
             self._slots[copy.destination] = source
@@ -63,7 +70,17 @@ class StubExecutor:
                 prompt_logprobs[index] = self._score(row, context)
         logits = torch.tensor(rows, dtype=torch.float32).reshape(-1, self._vocab_size)
         token_ids, logprobs = sample(logits, slots)
-        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, beam_candidates(logits, slots))
+        candidates = beam_candidates(logits, slots)
+        return SampledTokens(token_ids, logprobs, is_finite, prompt_logprobs, candidates, spilled)
+
+    def _pack(self, block_ids: Sequence[int]) -> BlockBytes:
+        slots = np.array([self._slots[block_id] for block_id in block_ids], np.int64)
+        return slots.view(np.uint8).reshape(len(block_ids), SLOT_BYTES * self._block_size)
+
+    def _unpack(self, block_ids: Sequence[int], blocks: BlockBytes) -> None:
+        slots = np.ascontiguousarray(blocks).view(np.int64).reshape(len(block_ids), self._block_size, 2).tolist()
+        for block_id, block in zip(block_ids, slots, strict=True):
+            self._slots[block_id] = [(token_id, prefix) for token_id, prefix in block]
 
     def _score(self, row: ScheduledRow, context: Sequence[int]) -> list[TokenLogprobs]:
         ends = range(row.num_computed_tokens + 1, row.num_computed_tokens + 1 + len(row.prompt_targets))

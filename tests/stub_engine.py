@@ -1,9 +1,11 @@
 """An AsyncEngine over a stub model, in this process: what the API's tests talk to."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from radixserve.config import EngineConfig
+from radixserve.core.block_store import BlockStore
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import AsyncEngine, load_public_prefixes
@@ -24,10 +26,12 @@ def stub_engine(
     num_blocks: int = 64,
     max_model_len: int = 512,
     cache_type: type[KVCache] = KVCache,
+    clock: Callable[[], float] = time.monotonic,
     make_client: Callable[[Callable[[], StartedEngine]], EngineClient] = InProcessClient,
+    store: BlockStore | None = None,
     **stub: Any,
 ) -> AsyncEngine:
-    """Return an engine, not started, whose model is a table. Sizes not given come from config."""
+    """Return an engine, not started, whose model is a table. Sizes not given come from config; clock: the cache's."""
     settings = config or EngineConfig()
 
     def start() -> StartedEngine:
@@ -49,6 +53,8 @@ def stub_engine(
                 public_prefixes=load_public_prefixes(settings, tokenizer),
                 eviction_policy=settings.eviction_policy,
                 max_pinned_share=settings.max_pinned_share,
+                clock=clock,
+                store=store,
             ),
         )
         core = EngineCore(executor, tokenizer, cache, limits, max_queued_requests=settings.max_queued_requests)

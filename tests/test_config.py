@@ -25,6 +25,23 @@ def test_public_prefixes_need_a_cache() -> None:
         EngineConfig(public_prefixes="prefixes.json", no_prefix_cache=True)
 
 
+@pytest.mark.parametrize("tier", [{"kv_cache_dir": "cache"}, {"kv_cache_host_memory": 2**30}])
+def test_tiers_need_a_cache(tier: dict[str, Any]) -> None:
+    (name,) = tier
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} needs the cache that --no-prefix-cache turns"):
+        EngineConfig(**tier, no_prefix_cache=True)
+
+
+def test_a_size_needs_its_directory() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dir-size is given without --kv-cache-dir"):
+        EngineConfig(kv_cache_dir_size=2**30)
+
+
+def test_a_tier_in_the_hosts_memory_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-host-memory needs K/V on a GPU"):
+        EngineConfig(kv_cache_host_memory=2**30, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("entry", "tenant", "key"),
     [("plain", None, "plain"), ("acme=first", "acme", "first"), ("acme=c2VjcmV0Cg==", "acme", "c2VjcmV0Cg==")],

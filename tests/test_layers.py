@@ -28,15 +28,17 @@ ALLOWED: dict[str, set[str]] = {
     "model": VALUES | {"kernels", "attention"},
     "runner": VALUES | DEVICE | {"kernels", "core.batch"},
     "tokenizer": VALUES,
-    "engine": VALUES | DEVICE | {"core", "tiers", "runner", "tokenizer"},
-    "api": VALUES | {"core.namespace", "tokenizer", "engine"},
+    "events": VALUES | {"core"},
+    "engine": VALUES | DEVICE | {"core", "events", "tiers", "runner", "tokenizer"},
+    "diagnosis": VALUES | {"tokenizer"},
+    "api": VALUES | {"core.namespace", "tokenizer", "engine", "diagnosis"},
     "llm": VALUES | {"tokenizer", "engine"},
     "bench": VALUES,
     "replay": VALUES | {"core", "tokenizer"},
     "__main__": {"cli"},
-    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "api", "llm", "bench", "replay"},
+    "cli": VALUES | DEVICE | {"core", "runner", "tokenizer", "engine", "diagnosis", "api", "llm", "bench", "replay"},
 }
-WITHOUT_TORCH = VALUES | {"core", "tiers", "tokenizer", "api", "bench", "replay"}
+WITHOUT_TORCH = VALUES | {"core", "events", "tiers", "tokenizer", "diagnosis", "api", "bench", "replay"}
 
 
 def python_files(folder: Path) -> list[Path]:

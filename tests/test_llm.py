@@ -189,6 +189,9 @@ def test_chat_checks_messages_as_the_http_api_does(llm: LLM) -> None:
         with pytest.raises(InvalidRequest) as caught:
             llm.chat(wrong, GREEDY)
         assert caught.value.param == "messages"
+    marked = [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}]
+    with pytest.raises(InvalidRequest, match="cache_control is not supported by LLM"):
+        llm.chat(marked, GREEDY)
 
 
 @pytest.mark.parametrize("prompts", [[1.5], [[True]], [["a", 1]], [None], [3, "a"]])

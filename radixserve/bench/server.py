@@ -70,6 +70,10 @@ class Server:
         """Return the JSON that answers body."""
         return await self._call("POST", path, body)
 
+    async def delete(self, path: str) -> _Json:
+        """Delete what is at path; return the JSON that answers."""
+        return await self._call("DELETE", path, None)
+
     async def stream(self, path: str, body: dict[str, _Json]) -> AsyncGenerator[list[bytes]]:
         """Post body; yield the data of the events that came together, as they come, [DONE] left out.
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from radixserve.bench.workloads import WORKLOADS
+from radixserve.cli.cache_options import add_cache_arguments
 from radixserve.cli.options import (
     ENVIRONMENT_HELP,
     GROUPS,
-    PLANNED,
     ArgumentParser,
     Group,
     add_config_arguments,
@@ -26,6 +26,7 @@ examples:
   radixserve serve ./Qwen3-0.6B --port 9000     a Hugging Face directory
   radixserve serve model.gguf --api-key SECRET  a GGUF file, behind a key
   radixserve chat                               talk to the demo model, no server needed
+  radixserve cache stats --watch                follow the cache of a running server
   radixserve bench serve --workload agents      measure a running server
   radixserve bench replay TRACE --capacity-tokens 1000000
                                                 what a cache of that size makes of recorded requests"""
@@ -34,7 +35,7 @@ DEFAULT_TEMPERATURE = 0.7
 EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 130
-SERVE_GROUPS: tuple[Group, ...] = ("model", "cache", "scheduling", "server")
+SERVE_GROUPS: tuple[Group, ...] = ("model", "cache", "scheduling", "server", "events")
 CHAT_GROUPS: tuple[Group, ...] = ("model", "cache")
 
 
@@ -67,8 +68,6 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     if not argv:
         parser.print_help()
         return 0
-    if argv[0] in PLANNED:
-        raise ConfigError(f"radixserve {argv[0]} is not available yet")
     arguments = parser.parse_args(argv)
     # A command's module is imported when it is chosen, so that --help and mistakes are answered at once.
     match arguments.command:
@@ -82,6 +81,10 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             _check_chat_arguments(arguments)
             is_remote = arguments.base_url is not None
             return run_chat(arguments, None if is_remote else engine_config(arguments, environment, CHAT_GROUPS))
+        case "cache":
+            from radixserve.cli.cache import run as run_cache  # noqa: PLC0415
+
+            return run_cache(arguments)
         case "bench" if arguments.benchmark == "replay":
             from radixserve.cli.replay import run as run_replay  # noqa: PLC0415
 
@@ -114,6 +117,14 @@ def _make_parser() -> ArgumentParser:
             description="Talk to a model in the terminal: to one loaded here, or with --base-url to a server's. "
             "A line is a message; /help in the chat lists its commands. Lines piped in are answered one by one.",
         )
+    )
+    add_cache_arguments(
+        commands.add_parser(
+            "cache",
+            help="look at a running server's cache, and change it",
+            description="Look at the cache of a running server, and change it.",
+        ),
+        DEFAULT_BASE_URL,
     )
     bench = commands.add_parser(
         "bench", help="measure a server or the cache", description="Measure a server, or the cache."

@@ -12,10 +12,10 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 
-from radixserve.config import EngineConfig, parse_size
+from radixserve.config import SIZES, EngineConfig, parse_size
 from radixserve.errors import ConfigError
 
-Group = Literal["model", "cache", "scheduling", "server"]
+Group = Literal["model", "cache", "scheduling", "server", "events"]
 
 # The positional MODEL is the one field that is no flag.
 GROUPS: dict[Group, tuple[str, ...]] = {
@@ -26,6 +26,9 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "gpu_memory_utilization",
         "block_size",
         "eviction_policy",
+        "kv_cache_dir",
+        "kv_cache_dir_size",
+        "kv_cache_host_memory",
         "no_prefix_cache",
         "max_pinned_share",
         "public_prefixes",
@@ -44,17 +47,22 @@ GROUPS: dict[Group, tuple[str, ...]] = {
         "api_key",
         "cors_origin",
         "tool_call_parser",
+        "enable_cache_introspection",
         "shutdown_timeout",
         "log_level",
     ),
+    "events": (
+        "kv_events_endpoint",
+        "kv_events_replay_endpoint",
+        "kv_events_topic",
+        "kv_events_token_ids",
+        "kv_events_buffer",
+    ),
 }
-# Commands, flags, and values of flags that are announced and do not work yet; an empty tuple: the whole of it.
+# Flags, and values of flags, that are announced and do not work yet; an empty tuple: the whole of it.
 PLANNED: dict[str, tuple[str, ...]] = {
-    "cache": (),
     "--quantization": (),
-    "--kv-cache-dir": (),
     "--tool-call-parser": ("llama3_json", "mistral", "qwen3_coder", "pythonic"),
-    "--enable-cache-introspection": (),
     "--eviction-policy": ("lfu", "fifo", "slru"),
 }
 ENVIRONMENT_PREFIX = "RADIXSERVE_"
@@ -66,6 +74,9 @@ ENVIRONMENT_HELP = (
 _METAVARS = {
     "chat_template": "FILE",
     "kv_cache_memory": "SIZE",
+    "kv_cache_dir": "DIR",
+    "kv_cache_dir_size": "SIZE",
+    "kv_cache_host_memory": "SIZE",
     "public_prefixes": "FILE",
     "gpu_memory_utilization": "SHARE",
     "request_timeout": "SECONDS",
@@ -75,8 +86,10 @@ _METAVARS = {
     "served_model_name": "NAME",
     "api_key": "KEY",
     "cors_origin": "ORIGIN",
+    "kv_events_endpoint": "ADDRESS",
+    "kv_events_replay_endpoint": "ADDRESS",
+    "kv_events_topic": "TOPIC",
 }
-_SIZES = {"kv_cache_memory"}
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -158,7 +171,7 @@ class _Field:
             raise ConfigError(f"{source} is {text!r}; it must be {' or '.join(self.choices)}")
         if self.is_switch:
             return _parse_switch(text, source)
-        if self.name in _SIZES:
+        if self.name in SIZES:
             return _parse_size(text, source)
         if self.kind in (int, float):
             return _parse_number(text, source, is_whole=self.kind is int)

@@ -16,7 +16,9 @@ from radixserve.api.app import create_app
 from radixserve.config import EngineConfig
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable
-from radixserve.protocol import EngineReady
+from radixserve.protocol import EngineReady, TierStats
+
+MIN_SAVE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ def run(config: EngineConfig) -> int:
     """Serve until a signal ends it; return the exit code. Raises ConfigError before or while loading.
 
     SIGTERM or Ctrl-C: new requests get 503, running ones have shutdown_timeout to end; a second signal ends them too.
+    What is left of that time is for saving the cache to --kv-cache-dir.
     """
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with _listen(config.host, config.port) as listener:
@@ -52,7 +55,7 @@ async def _serve(engine: AsyncEngine, listener: socket.socket) -> int:
     finally:
         server.should_exit = True
         await serving
-        await engine.close()
+        await engine.close(save_timeout=server.seconds_to_save())
 
 
 async def _load(engine: AsyncEngine, serving: "asyncio.Task[None]") -> EngineReady | None:
@@ -104,6 +107,13 @@ class _Server(uvicorn.Server):
         """Whether a signal has told the server to end."""
         return self._drain_deadline is not None
 
+    def seconds_to_save(self) -> float:
+        """Return what is left of shutdown_timeout to save the cache in, MIN_SAVE_SECONDS at least; 0 if in a hurry."""
+        if self.force_exit:
+            return 0.0
+        left = 0.0 if self._drain_deadline is None else self._drain_deadline - time.monotonic()
+        return max(left, MIN_SAVE_SECONDS)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal, end at once at the second."""
         if self.is_draining:
@@ -118,7 +128,8 @@ class _Server(uvicorn.Server):
         if self._drain_deadline is not None and not self.should_exit:
             is_late = time.monotonic() > self._drain_deadline
             if is_late:
-                await self._engine.close()  # ends the open streams with an error, which they still send
+                # Ends the open streams with an error, which they still send.
+                await self._engine.close(save_timeout=self.seconds_to_save())
             self.should_exit = is_late or not self.server_state.tasks
         return await super().on_tick(counter)
 
@@ -140,9 +151,17 @@ def _print_table(config: EngineConfig, ready: EngineReady, listener: socket.sock
         ("attention", ready.attention_backend),
         ("context", f"{ready.max_model_len:,} tokens"),
         ("K/V cache", f"{blocks} = {num_tokens:,} tokens, {size:.2f} GiB in {ready.kv_cache_dtype}"),
+        *((f"{tier.name} tier", _tier_line(config, tier)) for tier in ready.stats.cache.tiers),
         *(("notice", notice) for notice in ready.notices),
         ("URL", f"{url}/v1"),
         ("try", f"radixserve chat --base-url {url}/v1"),
     ):
         table.add_row(name, value)
     Console(stderr=True, soft_wrap=True).print(table)
+
+
+def _tier_line(config: EngineConfig, tier: TierStats) -> str:
+    if not tier.is_on:
+        return "off; the log says why"
+    place = f" in {config.kv_cache_dir}" if tier.name == "disk" else ""
+    return f"{tier.num_blocks:,} blocks{place}, at most {tier.capacity_bytes / 2**30:.2f} GiB"

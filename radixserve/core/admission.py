@@ -51,7 +51,7 @@ class Admission:
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            if in_flight.let_step_pass(sequence, match):
+            if in_flight.let_step_pass(sequence, match) or self._waiting.awaits_blocks(sequence, match):
                 continue
             if not self._running.leaves_room_for(sequence, match):
                 return
@@ -67,6 +67,7 @@ class Admission:
                 rows = [(sequence, num_tokens)]
                 in_flight.add(sequence, num_tokens)
             sequence.num_steps_let_pass = 0
+            sequence.load_wait = None
             scheduled += rows
             num_free_places -= num_places
             budget -= sum(num_tokens for _, num_tokens in rows)

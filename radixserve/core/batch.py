@@ -7,8 +7,20 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from radixserve.core.block_store import BlockBytes
 from radixserve.protocol import TokenLogprobs
 from radixserve.sampling_params import SamplingParams
+
+
+class BlockLoads(NamedTuple):
+    """Copy blocks[i] into block block_ids[i], in every layer. No block is written twice.
+
+    blocks: [n, block_bytes]. Of a block, the first layer's keys come first, then its values, the next layer's keys, and
+    so on, each as the pool has them.
+    """
+
+    block_ids: "array[int]"
+    blocks: BlockBytes
 
 
 class BlockCopy(NamedTuple):
@@ -66,10 +78,20 @@ class ScheduledRow:
 
 @dataclass(slots=True, frozen=True)
 class ScheduledBatch:
-    """One step's work. copies run before the rows' K/V are written."""
+    """One step's work: spills are copied out of the pool, then loads into it, then copies run, then the rows.
+
+    spills: ids of blocks, all different. A loaded block is the source of no copy.
+    """
 
     rows: list[ScheduledRow] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    spills: "array[int]" = field(default_factory=lambda: array("i"))
+    loads: BlockLoads | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.rows or self.copies or self.spills or self.loads)
 
     @property
     def num_tokens(self) -> int:
@@ -87,6 +109,7 @@ class SampledTokens:
     prompt_logprobs: for the index of each finite row with prompt_targets, an entry a target.
     candidates[i] is None for a draw, and for a beam its best next tokens, as (id, log-probability after the
     processors), best first and the lower id first among equals; then token_ids[i] means nothing. Empty: no beams.
+    spilled: the batch's spills, in their order and packed as BlockLoads are, if it has any.
     """
 
     token_ids: list[int]
@@ -94,3 +117,4 @@ class SampledTokens:
     is_finite: list[bool]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     candidates: list[list[tuple[int, float]] | None] = field(default_factory=list)
+    spilled: BlockBytes | None = None

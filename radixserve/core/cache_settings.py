@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from radixserve.config import EvictionPolicy
+from radixserve.core.block_store import BlockStore
 from radixserve.core.radix_tree import BlockDigest, xxh3_digest
 
 
@@ -19,6 +20,7 @@ class CacheSettings:
     digest: finds blocks; it may collide, as token ids are compared before a block is shared.
     max_lost_blocks: evicted ones that are remembered, to explain a miss; in 10 MB, about 4 million tokens.
     clock: seconds, from any beginning on.
+    store: where blocks go that the pool has no room for, and come back from.
     max_pinned_share: of the blocks that pins may keep, from 0 to 1.
     """
 
@@ -29,4 +31,5 @@ class CacheSettings:
     digest: BlockDigest = xxh3_digest
     max_lost_blocks: int = 2**18
     clock: Callable[[], float] = time.monotonic
+    store: BlockStore | None = None
     max_pinned_share: float = 0.25

@@ -46,7 +46,7 @@ class KVCache:
     sequence is forked or released between steps, or in a step before its own allocate or after its own commit. It is
     truncated between steps, or in a step before take_copies or once its num_computed_tokens is advanced.
     keys: the paths, digests and names of sequences' blocks. use: when blocks were used. pins: what is kept from
-    eviction, and for how long. lost: what was evicted.
+    eviction, and for how long. lost: what was evicted. clock, store: the settings'.
     """
 
     def __init__(self, num_blocks: int, block_size: int, settings: CacheSettings = _DEFAULTS) -> None:
@@ -61,6 +61,7 @@ class KVCache:
         else:
             self._order = LeastRecentlyUsed(num_blocks, self._tree.last_blocks)
         self._pool = BlockPool(num_blocks, self._order)
+        self.clock, self.store = settings.clock, settings.store
         self.use = BlockUse(num_blocks, settings.clock)
         max_pinned_blocks = int(settings.max_pinned_share * num_blocks)
         self.pins = Pins(self._pool, self._tree, self.keys, max_pinned_blocks, settings.clock)

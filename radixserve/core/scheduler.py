@@ -23,6 +23,7 @@ from radixserve.core.rows import row_of
 from radixserve.core.running import RunningSequences
 from radixserve.core.sequence import Request, Sequence, SequenceStatus
 from radixserve.core.tenant_queues import TenantQueues
+from radixserve.core.tiers.tiers import CacheTiers
 from radixserve.core.units import is_behind, is_generating_beam, num_answers_drawn, num_uncomputed_tokens
 from radixserve.errors import RequestError
 from radixserve.protocol import Failure, FinishReason, TenantStats, TokenLogprobs
@@ -77,13 +78,15 @@ class Scheduler:
     """Decides what each step computes. The policy says who starts first, and who gives way when the pool is exhausted.
 
     One step is schedule(), the executor's work, then update(). Requests come and go between steps only.
+    tiers: what lies below the cache, if anything does.
     """
 
-    def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
+    def __init__(self, cache: KVCache, limits: SchedulerLimits, tiers: CacheTiers | None = None) -> None:
         self._cache = cache
         self._limits = limits
+        self._tiers = tiers
         self._policy = POLICIES[limits.schedule_policy]
-        self._waiting = TenantQueues(self._policy, cache)
+        self._waiting = TenantQueues(self._policy, cache, tiers)
         self._running = RunningSequences(cache, self._waiting)
         self._beams = BeamSchedule(cache, self._waiting, self._running)
         self._admission = Admission(
@@ -95,6 +98,7 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
         self._scheduled: list[tuple[Sequence, int]] = []
+        self._is_stalled = False
         self._num_arrived = 0
         self._num_arrived_of = Counter[str | None]()
 
@@ -131,7 +135,14 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether schedule() would find something to do."""
-        return bool(self._waiting or self._running)
+        if self.seconds_until_poll == 0.0:
+            return True
+        return bool(self._waiting or self._running) and not self._is_stalled
+
+    @property
+    def seconds_until_poll(self) -> float | None:
+        """When schedule() may find what was read from a tier, or room to save more to it; None if there is no need."""
+        return None if self._tiers is None else self._tiers.seconds_until_poll
 
     def num_queued(self, tenant: str | None) -> int:
         """How many requests of a tenant have not begun to run. Preempted ones, let in before, are not among them."""
@@ -153,7 +164,11 @@ class Scheduler:
         self._num_arrived += 1
         request.number = self._num_arrived_of[request.tenant]
         self._num_arrived_of[request.tenant] += 1
+        self._is_stalled = False
         self._waiting.add(sequence)
+        if self._tiers is not None:
+            # Read while the request waits for its turn.
+            self._tiers.awaits(sequence, self._cache.match(sequence))
 
     def end(self, request: Request) -> None:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""
@@ -171,12 +186,23 @@ class Scheduler:
         """Choose the next step's tokens and make room for them. Running sequences come first; it may preempt some."""
         self._scheduled = []
         budget = self._schedule_running(self._limits.max_num_batched_tokens)
+        loads = None
+        if self._tiers is not None:
+            loads = self._tiers.schedule_loads(self._running.num_spare_blocks())
         self._admission.admit(self._scheduled, budget)
+        spills = array("i")
+        if self._tiers is not None:
+            spills = self._tiers.schedule_spills(is_busy=bool(self._scheduled))
         end_token_ids = self._limits.end_token_ids
-        return ScheduledBatch(
+        batch = ScheduledBatch(
             rows=[row_of(sequence, num_tokens, end_token_ids) for sequence, num_tokens in self._scheduled],
             copies=self._cache.take_copies(),
+            spills=spills,
+            loads=loads,
         )
+        # All who wait do so for a tier: there is nothing to do before the next poll.
+        self._is_stalled = batch.is_empty and self.seconds_until_poll is not None
+        return batch
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> StepResult:
         """Take in what the executor made of the batch that the last schedule() returned."""
@@ -211,6 +237,8 @@ class Scheduler:
         for request, group_candidates in selecting.items():
             if not request.is_finished:
                 self._select_beams(request, group_candidates, result)
+        if self._tiers is not None:
+            self._tiers.finish(sampled)
         self._cache.end_step()
         return result
 
@@ -219,6 +247,8 @@ class Scheduler:
         requests = list({id(sequence.request): sequence.request for sequence, _ in self._scheduled}.values())
         for request in requests:
             self.end(request)
+        if self._tiers is not None:
+            self._tiers.fail()
         self._cache.end_step()
         return requests
 

@@ -12,6 +12,7 @@ from radixserve.core.namespace import tenant_of
 from radixserve.core.pin import WantedPin
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.public_prefixes import CachePath
+from radixserve.core.tiers.load_wait import LoadWait
 from radixserve.protocol import FinishReason
 from radixserve.sampling_params import SamplingParams
 
@@ -89,6 +90,7 @@ class Sequence:
     names[i]: the name of that block, likewise.
     use: what the order of eviction knows of the sequence, from its first block on, if it asks.
     num_steps_let_pass: steps that it has let pass for the sake of what others compute; 0 once it runs (in_flight.py).
+    load_wait: how long it waits for blocks to be read back into the pool, if it does (tiers/loading.py).
     constraint: what limits the answer's next token; None for nothing. Its state is that of the answer so far.
     """
 
@@ -105,6 +107,7 @@ class Sequence:
     names: list[bytes] = field(default_factory=list)
     use: Use | None = None
     num_steps_let_pass: int = 0
+    load_wait: LoadWait | None = None
     constraint: TokenConstraint | None = None
 
     @property

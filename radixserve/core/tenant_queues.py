@@ -15,6 +15,7 @@ from itertools import chain
 from radixserve.core.kv_cache import KVCache, Match
 from radixserve.core.policy import Policy
 from radixserve.core.sequence import Sequence
+from radixserve.core.tiers.tiers import CacheTiers
 from radixserve.core.waiting import WaitingQueue
 
 
@@ -34,12 +35,14 @@ class _Tenant:
 class TenantQueues:
     """Sequences that hold no blocks, new ones and preempted ones, of all tenants.
 
-    A sequence's request must not start while it is in a queue, as that changes its rank.
+    A sequence's request must not start while it is in a queue, as that changes its rank. tiers: what lies below the
+    cache, if anything does.
     """
 
-    def __init__(self, policy: Policy, cache: KVCache) -> None:
+    def __init__(self, policy: Policy, cache: KVCache, tiers: CacheTiers | None = None) -> None:
         self._policy = policy
         self._cache = cache
+        self._tiers = tiers
         self._tenants: dict[str | None, _Tenant] = {}
         self._latest_turn = 0
         self._num_started = 0
@@ -79,6 +82,10 @@ class TenantQueues:
             tenant.latest_start = self._num_started
             self._num_started += 1
         self.remove(sequence)
+
+    def awaits_blocks(self, sequence: Sequence, match: Match) -> bool:
+        """Whether a sequence, of which match is cached, waits for more to be read from a tier; if so, it is read."""
+        return self._tiers is not None and self._tiers.awaits(sequence, match)
 
     def has_one_before(self, sequence: Sequence) -> bool:
         """Whether someone waits who goes before a running sequence."""

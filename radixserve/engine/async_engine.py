@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.config import EngineConfig
@@ -35,6 +35,8 @@ from radixserve.protocol import (
     EngineStats,
     Failure,
     PinAt,
+    SaveCache,
+    SaveProgress,
 )
 from radixserve.sampling_params import MAX_INTEGER, SamplingParams, check_integer
 from radixserve.tokenizer.public_prefixes import read_public_prefixes
@@ -46,6 +48,7 @@ EngineStatus = Literal["new", "loading", "ready", "restarting", "dead"]
 MAX_READER_DELAY = 10.0
 MAX_DEATHS = 3
 DEATHS_WINDOW = 300.0
+SAVE_POLL_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +104,20 @@ class _Stream:
         return is_growing and now - self._unread_since > MAX_READER_DELAY
 
 
+class RequestHints(NamedTuple):
+    """What is known of a request and changes no answer.
+
+    tool_call_begin: the text by which an answer's call of a tool begins; how long K/V of the request are likely to stay
+    cached depends on it. name: what name_of tells of it while it runs.
+    """
+
+    tool_call_begin: str | None = None
+    name: str | None = None
+
+
+NO_HINTS = RequestHints()
+
+
 class AsyncEngine:
     """An engine for many concurrent callers in one event loop.
 
@@ -133,6 +150,7 @@ class AsyncEngine:
         self._loading: asyncio.Task[EngineReady] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, _Stream] = {}
+        self._names: dict[str, str] = {}
         self._request_ids = itertools.count()
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
 
@@ -165,8 +183,25 @@ class AsyncEngine:
         """Take no more requests; those that run go on."""
         self._is_draining = True
 
-    async def close(self) -> None:
-        """End all requests, with an error to their readers, and the engine."""
+    async def save_cache(self) -> SaveProgress:
+        """Write what is cached to the tiers, and return how that ended. Raises EngineUnavailable."""
+        while True:
+            if self.status != "ready" or self._client is None:
+                raise self._unavailable()
+            progress = await self._client.control(SaveCache())
+            assert isinstance(progress, SaveProgress)
+            if progress.is_done:
+                return progress
+            await asyncio.sleep(SAVE_POLL_SECONDS)
+
+    async def close(self, *, save_timeout: float | None = None) -> None:
+        """End all requests, with an error to their readers, and the engine.
+
+        save_timeout: what saving the cache to a disk, if there is one, may take; None: the setting's shutdown_timeout.
+        """
+        self.drain()
+        self._fail_streams(EngineUnavailable("the server is shutting down"))
+        await self._save_for_the_next_start(self.config.shutdown_timeout if save_timeout is None else save_timeout)
         for task in (self._loading, self._supervisor):
             if task is not None:
                 task.cancel()
@@ -183,7 +218,7 @@ class AsyncEngine:
         *,
         namespace: bytes = b"",
         priority: int = 0,
-        tool_call_begin: str | None = None,
+        hints: RequestHints = NO_HINTS,
         pins: Sequence[PinAt] = (),
     ) -> AsyncGenerator[Delta, None]:
         """Yield what each step adds to the answers, interleaved, until all params.num_returned have a finish_reason.
@@ -191,8 +226,8 @@ class AsyncEngine:
         A beam search yields nothing until it ends, and then one Delta for each answer.
 
         priority: lower starts first; other than 0 only under the schedule policy of that name.
-        tool_call_begin: the text by which an answer's call of a tool begins. It changes no answer, only how long K/V
-        of the request are likely to stay cached. pins: what of the prompt is to stay cached for some time.
+        hints: what is known of the request that changes no answer. pins: what of the prompt is to stay cached for some
+        time.
         Raises a RequestError: most before the first Delta, RequestFailed or RequestTimeout after it too. Closing the
         generator, or cancelling its reader, ends the request in the engine and frees its blocks.
         """
@@ -211,10 +246,12 @@ class AsyncEngine:
         timeout = self.config.request_timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         num_unfinished = params.num_returned
+        if hints.name is not None:
+            self._names[request_id] = hints.name
         try:
             packed_ids = array("i", token_ids).tobytes()
             pins = list(pins)
-            client.add(AddRequest(request_id, packed_ids, params, namespace, priority, tool_call_begin, pins))
+            client.add(AddRequest(request_id, packed_ids, params, namespace, priority, hints.tool_call_begin, pins))
             while num_unfinished > 0:
                 try:
                     async with asyncio.timeout_at(deadline):
@@ -225,14 +262,33 @@ class AsyncEngine:
                 yield delta
         finally:
             del self._streams[request_id]
+            self._names.pop(request_id, None)
             if num_unfinished > 0 and client is self._client and self.status == "ready":
                 client.abort([request_id])
+
+    def name_of(self, request_id: str) -> str | None:
+        """Return the name of a running request, by the id that the engine tells; None if it has none, or has ended."""
+        return self._names.get(request_id)
 
     async def control(self, command: ControlCommand) -> ControlResult:
         """Run a command between two steps. Raises EngineUnavailable."""
         if self.ready is None or self._client is None:
             raise self._unavailable()
         return await self._client.control(command)
+
+    async def _save_for_the_next_start(self, timeout: float) -> None:
+        if self.config.kv_cache_dir is None or self.status != "ready":
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                progress = await self.save_cache()
+        except TimeoutError:
+            _log.warning("there was no time to save all of the cache: %g s", timeout)
+        except EngineUnavailable as error:
+            _log.warning("the cache was not saved: %s", error)
+        else:
+            if progress.error is not None:
+                _log.warning("the cache was not saved: %s", progress.error)
 
     def _unavailable(self) -> EngineUnavailable:
         status = "draining" if self._is_draining else self.status

@@ -4,6 +4,8 @@ import logging
 import random
 from array import array
 
+import msgspec
+
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.core.constraint import token_mask
 from radixserve.core.kv_cache import KVCache
@@ -12,6 +14,7 @@ from radixserve.core.prompt_facts import explain
 from radixserve.core.prompt_scores import PromptScores
 from radixserve.core.scheduler import NewToken, Scheduler, SchedulerLimits
 from radixserve.core.sequence import Request, Sequence
+from radixserve.core.tiers.tiers import CacheTiers
 from radixserve.core.tree_view import show_tree
 from radixserve.engine.bad_words import encode_bad_words
 from radixserve.engine.beam_requests import BeamRequests
@@ -20,8 +23,10 @@ from radixserve.engine.ended_answer import ended_answer
 from radixserve.engine.grammar_compiler import GrammarCompiler
 from radixserve.engine.pinning import reason_to_refuse_pins
 from radixserve.errors import InvalidRequest, PinBudgetExceeded
+from radixserve.events.start import KVEvents
 from radixserve.protocol import (
     AddRequest,
+    CacheStats,
     CacheWasReset,
     ControlCommand,
     ControlResult,
@@ -30,6 +35,8 @@ from radixserve.protocol import (
     ExplainPrompt,
     Failure,
     ResetCache,
+    SaveCache,
+    SaveProgress,
     ShowPins,
     ShowTenant,
     ShowTree,
@@ -43,6 +50,9 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 
 # A device can break so that every later step fails; then only a new process helps, and a supervisor starts one.
 MAX_FAILED_STEPS_IN_A_ROW = 5
+
+# What a store gets for the blocks that it has not written yet: less than an engine gets to end by itself.
+STORE_CLOSE_SECONDS = 4.0
 
 _LOST = Failure("internal_error", "the engine failed while it computed this request")
 
@@ -70,10 +80,12 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._cache = cache
         self._limits = limits
-        self._scheduler = Scheduler(cache, limits)
+        self._tiers = None if cache.store is None else CacheTiers(cache, cache.store)
+        self._scheduler = Scheduler(cache, limits, self._tiers)
         self._grammars = GrammarCompiler(tokenizer, limits.end_token_ids)
         self._beams = BeamRequests(tokenizer, cache, limits)
         self._max_queued_requests = max_queued_requests
+        self._events: KVEvents | None = None
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._detokenizers: dict[Sequence, Detokenizer] = {}
@@ -91,7 +103,19 @@ class EngineCore:
 
     def seconds_until_wake(self) -> float | None:
         """Return how long the engine may sleep while it has no work: then it has. None: until a message comes."""
-        return self._cache.pins.seconds_until_expiry()
+        reasons = (self._cache.pins.seconds_until_expiry(), self._scheduler.seconds_until_poll)
+        return min((seconds for seconds in reasons if seconds is not None), default=None)
+
+    def close(self) -> None:
+        """Let go of what an engine holds beside memory. No other call may follow."""
+        if self._cache.store is not None:
+            self._cache.store.close(STORE_CLOSE_SECONDS)
+        if self._events is not None:
+            self._events.close()
+
+    def publish_events(self, events: KVEvents) -> None:
+        """Publish what the cache does after each step from now on, until close, which closes events too."""
+        self._events = events
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. If it is refused, the next step's output says why."""
@@ -133,6 +157,8 @@ class EngineCore:
                 return explain(self._cache, command)
             case ShowTree(tenant):
                 return show_tree(self._cache, command, self._scheduler.running_of(tenant))
+            case SaveCache():
+                return self._save()
             case Unpin(pin_id, tenant):
                 self._has_news = True
                 return Unpinned(self._cache.pins.unpin(pin_id, tenant))
@@ -150,6 +176,8 @@ class EngineCore:
         self._cache.pins.expire()
         if self._scheduler.has_work:
             deltas += self._compute()
+        if self._events is not None:
+            self._events.publish()
         return StepOutput(deltas, self.stats())
 
     def stats(self) -> EngineStats:
@@ -164,11 +192,23 @@ class EngineCore:
             num_started_requests=self._scheduler.num_started,
             queue_seconds=self._scheduler.queue_seconds,
             num_overtakes=self._scheduler.num_overtakes,
-            cache=self._cache.stats(),
+            cache=self._cache_stats(),
         )
+
+    def _cache_stats(self) -> CacheStats:
+        stats = self._cache.stats()
+        return stats if self._tiers is None else msgspec.structs.replace(stats, tiers=self._tiers.stats())
+
+    def _save(self) -> SaveProgress:
+        if self._tiers is None:
+            return SaveProgress(True, 0, 0, "there is no tier to save to; start the server with --kv-cache-dir")
+        return self._tiers.save()
 
     def _compute(self) -> list[Delta]:
         batch = self._scheduler.schedule()
+        if batch.is_empty:
+            return []
+        began = self._cache.clock()
         try:
             sampled = self._executor.execute(batch)
         except Exception:
@@ -180,6 +220,8 @@ class EngineCore:
             return [self._fail(request, _LOST) for request in lost]
         self._num_failed_steps_in_a_row = 0
         self._num_steps += 1
+        if self._tiers is not None:
+            self._tiers.record_step(batch, self._cache.clock() - began)
         self._num_computed_tokens += batch.num_tokens
         result = self._scheduler.update(batch, sampled)
         self._num_generated_tokens += len(result.new_tokens)

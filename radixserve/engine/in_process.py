@@ -67,7 +67,9 @@ class InProcessClient:
         return result
 
     async def stop(self) -> None:
-        self._engine = None
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await asyncio.to_thread(engine.core.close)
 
     @property
     def _started(self) -> StartedEngine:

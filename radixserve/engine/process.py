@@ -112,7 +112,10 @@ def run(connection: Connection) -> None:
     # What is alive now stays alive: later collections need not look at it. They come between steps from now on.
     gc.freeze()
     gc.disable()
-    _serve(connection, started.core, rest)
+    try:
+        _serve(connection, started.core, rest)
+    finally:
+        started.core.close()
 
 
 def _serve(connection: Connection, core: EngineCore, bodies: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from radixserve.config import EngineConfig
@@ -10,9 +11,12 @@ from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.core import EngineCore
+from radixserve.engine.store import open_store
+from radixserve.events.start import follow, open_publisher
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import EngineReady
 from radixserve.runner.startup import start_executor
+from radixserve.tiers.identity import weights_digest
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -40,7 +44,18 @@ def start_engine(
     path = resolve_model_path(config.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(config)
-    started = start_executor(config, show_progress=show_progress)
+    # Before the model is loaded, so that an address in use is found at once.
+    publisher = open_publisher(config)
+    try:
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            # The files are read for both at once.
+            weights = worker.submit(weights_digest, path) if config.kv_cache_dir is not None else None
+            started = start_executor(config, show_progress=show_progress)
+            store, build = open_store(config, started, lambda: weights.result() if weights is not None else b"")
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
     notices = list(started.notices)
     # Every running sequence advances in every step, so a step must have a token for each.
     max_num_seqs = min(config.max_num_seqs, started.max_num_batched_tokens)
@@ -57,6 +72,8 @@ def start_engine(
             eviction_policy=config.eviction_policy,
             public_prefixes=public_prefixes,
             max_pinned_share=config.max_pinned_share,
+            build=build,
+            store=store,
         ),
     )
     core = EngineCore(
@@ -73,6 +90,8 @@ def start_engine(
         max_queued_requests=config.max_queued_requests,
         seed=config.seed,
     )
+    if publisher is not None:
+        core.publish_events(follow(cache, publisher, config, device=started.device))
     ready = EngineReady(
         model_name=path.stem if path.suffix == ".gguf" else path.resolve().name,
         architecture=started.architecture,

@@ -9,7 +9,7 @@ class Executor(Protocol):
     """Owns the model and the K/V storage. The engine's tests drive it with a table of probabilities instead."""
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
-        """Run copies, forward, logits, processors and the sampler; return a token for each sample slot.
+        """Run spills, loads, copies, forward, logits, processors and the sampler; return a token for each sample slot.
 
         Raises nothing for bad numbers (see SampledTokens.is_finite); an exception means the step is lost.
         """

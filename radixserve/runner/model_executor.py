@@ -1,6 +1,7 @@
 """The executor that runs a real model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -8,6 +9,7 @@ from radixserve.attention.backend import AttentionBackend, ForwardBatch, KVLayer
 from radixserve.core.batch import BlockCopy, SampledTokens, SampleSlot, ScheduledBatch
 from radixserve.model.decoder import Decoder
 from radixserve.protocol import TokenLogprobs
+from radixserve.runner.block_transfer import copy_in, copy_out
 from radixserve.runner.forward_batch import build_forward_batch
 from radixserve.runner.prompt_scoring import score_prompts
 from radixserve.sampling.beam_candidates import beam_candidates
@@ -45,10 +47,13 @@ class ModelExecutor:
         if self._num_threads is not None and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
         with torch.inference_mode():
+            spilled = copy_out(self._kv_layers, batch.spills) if batch.spills else None
+            if batch.loads is not None:
+                copy_in(self._kv_layers, *batch.loads)
             if batch.copies:
                 self._copy_blocks(batch.copies)
             if not batch.rows:
-                return SampledTokens(token_ids=[], logprobs=[], is_finite=[])
+                return SampledTokens(token_ids=[], logprobs=[], is_finite=[], spilled=spilled)
             forward_batch = build_forward_batch(batch, self._block_size, self._device)
             hidden = self._decoder.hidden_states(forward_batch, self._kv_layers, self._attention)  # [T, hidden_size]
             logits = self._decoder.logits(hidden.index_select(0, forward_batch.logits_indices))  # [R, vocab]
@@ -59,7 +64,7 @@ class ModelExecutor:
             if not all(is_finite):
                 self._zero_written_slots(forward_batch, is_finite)
             prompt_logprobs = {index: entries for index, entries in scores.items() if entries and is_finite[index]}
-            return self._sample(batch, logits, is_finite, prompt_logprobs)
+            return replace(self._sample(batch, logits, is_finite, prompt_logprobs), spilled=spilled)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         sources = [copy.source for copy in copies]

@@ -137,5 +137,9 @@ def choose_device(config: EngineConfig) -> torch.device:
             raise ConfigError(
                 "--gpu-memory-utilization needs a GPU, and the model runs on the CPU; give --kv-cache-memory"
             )
+        if config.kv_cache_host_memory is not None:
+            raise ConfigError(
+                "--kv-cache-host-memory needs K/V on a GPU, and the model runs on the CPU; raise --kv-cache-memory"
+            )
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())

@@ -8,9 +8,17 @@ earlier answer takes the answer's own ids, which decode to the very same text.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 # Returns the ids that an answer of this text was generated as; None if no such answer is known.
 AnswerLookup = Callable[[str], Sequence[int] | None]
+
+
+class Piece(NamedTuple):
+    """A piece of a rendered conversation. token_ids: the ids that it has, or None for those of its text encoded."""
+
+    text: str
+    token_ids: Sequence[int] | None = None
 
 
 def find_opening(opened: str, closed: str, control_tokens: re.Pattern[str]) -> str | None:
@@ -27,15 +35,13 @@ def find_opening(opened: str, closed: str, control_tokens: re.Pattern[str]) -> s
     return None
 
 
-def split_at_answers(
-    text: str, opening: str, control_tokens: re.Pattern[str], answers: AnswerLookup
-) -> list[str | Sequence[int]]:
-    """Return text in pieces, the turns that are known answers as their ids.
+def split_at_answers(text: str, opening: str, control_tokens: re.Pattern[str], answers: AnswerLookup) -> list[Piece]:
+    """Return text in pieces, the turns that are known answers with their ids.
 
     A turn lies between an opening and the next control token, or the end. Both borders of it are borders of pieces in
     whatever is encoded: the answer's own prompt ended with the opening, and no token reaches across a control token.
     """
-    pieces: list[str | Sequence[int]] = []
+    pieces: list[Piece] = []
     rest = 0
     position = text.find(opening)
     while position >= 0:
@@ -44,7 +50,7 @@ def split_at_answers(
         end = len(text) if border is None else border.start()
         token_ids = answers(text[start:end]) if start < end else None
         if token_ids is not None:
-            pieces += (text[rest:start], token_ids)
+            pieces += (Piece(text[rest:start]), Piece(text[start:end], token_ids))
             rest = end
         position = text.find(opening, end)
-    return [*pieces, text[rest:]]
+    return [*pieces, Piece(text[rest:])]

@@ -1,5 +1,6 @@
 """What a tokenizer is made of, whichever files it was read from, and how its backend is set and called."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import tokenizers
@@ -38,8 +39,21 @@ def encode_texts(backend: tokenizers.Tokenizer, texts: list[str], *, add_special
 
     Encoding one text on its own would hold the GIL; a batch, of one too, does not.
     """
+    return [encoding.ids for encoding in _encodings(backend.encode_batch_fast, texts, add_special_tokens)]
+
+
+def encode_with_offsets(backend: tokenizers.Tokenizer, texts: list[str]) -> list[tokenizers.Encoding]:
+    """Return the encodings of texts, which know what each token is of, without special tokens around them.
+
+    Raises InvalidRequest for a text that is not Unicode.
+    """
+    return _encodings(backend.encode_batch, texts, add_special_tokens=False)
+
+
+def _encodings(
+    encode: Callable[..., list[tokenizers.Encoding]], texts: list[str], add_special_tokens: bool
+) -> list[tokenizers.Encoding]:
     try:
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return encode(texts, add_special_tokens=add_special_tokens)
     except TypeError as error:
         raise InvalidRequest("the text holds half of a surrogate pair, which is no character") from error
-    return [encoding.ids for encoding in encodings]

@@ -10,6 +10,7 @@ wrote. One call encodes the result, so all else, such as spaces that a token swa
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +18,24 @@ import msgspec
 import tokenizers
 
 from radixserve.errors import InvalidRequest
-from radixserve.tokenizer.answer_turns import AnswerLookup, find_opening, split_at_answers
-from radixserve.tokenizer.backend import encode_texts
+from radixserve.tokenizer.answer_turns import AnswerLookup, Piece, find_opening, split_at_answers
 from radixserve.tokenizer.chat_template import ChatTemplate
+from radixserve.tokenizer.digit_marks import TextEnd, put_marks, random_digits, texts_before
+from radixserve.tokenizer.encoded_chat import EncodedChat, encode_and_locate, encode_pieces
 from radixserve.tokenizer.hermes import add_tools, is_hermes, with_call_objects, with_calls_as_text
 
 # Some models do not mark their turn borders as special. Others, such as <think>, belong in an assistant's message.
 _CONTROL_SHAPE = re.compile(r"<[|\uff5c].+[|\uff5c]>")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt; see Tokenizer.encode_chat. template_kwargs: variables of the template."""
+
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
 
 
 class ChatEncoder:
@@ -54,47 +66,69 @@ class ChatEncoder:
     def encode(
         self,
         messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        template_kwargs: dict[str, Any],
+        options: ChatOptions,
         answers: AnswerLookup | None = None,
-    ) -> list[int]:
+        ends: Sequence[TextEnd] = (),
+    ) -> EncodedChat:
         """Return the token ids of a conversation. Raises InvalidRequest if the template cannot render it.
 
         answers: finds the ids to use for an assistant's turn that is exactly an earlier answer.
+        ends: places in the messages, in their order, to find in the prompt; InvalidRequest if the template drops one.
         """
-        if continue_final_message and add_generation_prompt:
+        if options.continue_final_message and options.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt contradict each other; set one of them to false",
                 param="continue_final_message",
             )
-        template = self._template(tools is not None)
-        if template.reads_tool_calls:
-            messages = with_call_objects(messages)
-        variables = self._protect(
-            template_kwargs | {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        )
-        # After the protection: this is the template's part, and may write control tokens.
-        if not template.reads_tool_calls:
-            variables["messages"] = with_calls_as_text(variables["messages"])
-        if tools is not None and not template.reads_tools:
-            variables["messages"] = add_tools(variables["messages"], variables["tools"])
-        end = _random_digits()
-        if continue_final_message:
+        if options.continue_final_message:
             _check_final_message(messages)
-            variables["messages"][-1]["content"] += f"{end} "
+        template = self._template(options.tools is not None)
+        final_mark = random_digits() if options.continue_final_message else None
+        variables = self._variables(template, messages, options, final_mark)
         text = self._render(template, variables)
         opening = None if answers is None else self._opening(template, variables, text)
-        if continue_final_message:
-            text = _cut(text, end)
-        pieces: list[str | Sequence[int]] = [text]
+        if final_mark is not None:
+            text = _cut(text, final_mark)
+        pieces = [Piece(text)]
         if answers is not None and opening is not None:
             pieces = split_at_answers(
                 text, opening, self._control_tokens, lambda turn: answers(self._stand_ins.restore(turn))
             )
-        return self._encode(pieces)
+        pieces = [Piece(self._finish(piece.text), piece.token_ids) for piece in pieces]
+        if not ends:
+            return encode_pieces(self._private_backend, pieces)
+        marks = [random_digits() for _ in ends]
+        marked = self._render(
+            template, self._variables(template, put_marks(messages, ends, marks), options, final_mark)
+        )
+        befores = [self._finish(before) for before in texts_before(marked, ends, marks)]
+        return encode_and_locate(self._private_backend, pieces, befores)
+
+    def _variables(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], options: ChatOptions, final_mark: str | None
+    ) -> dict[str, Any]:
+        """Return what the template reads, all strings of the caller protected.
+
+        final_mark: put behind the last message's content, with one space more.
+        """
+        if template.reads_tool_calls:
+            messages = with_call_objects(messages)
+        variables = self._protect(
+            options.template_kwargs
+            | {
+                "messages": messages,
+                "tools": options.tools,
+                "add_generation_prompt": options.add_generation_prompt,
+            }
+        )
+        # After the protection: this is the template's part, and may write control tokens.
+        if not template.reads_tool_calls:
+            variables["messages"] = with_calls_as_text(variables["messages"])
+        if options.tools is not None and not template.reads_tools:
+            variables["messages"] = add_tools(variables["messages"], variables["tools"])
+        if final_mark is not None:
+            variables["messages"][-1]["content"] += f"{final_mark} "
+        return variables
 
     def _render(self, template: ChatTemplate, variables: dict[str, Any]) -> str:
         """Return a conversation whose control-token strings are the template's own."""
@@ -114,18 +148,9 @@ class ChatEncoder:
             return None  # a template may refuse a generation prompt, or its absence, after certain messages
         return find_opening(*((rendered, other) if is_open else (other, rendered)), self._control_tokens)
 
-    def _encode(self, pieces: list[str | Sequence[int]]) -> list[int]:
-        """Return the ids of rendered texts, and the ids between them."""
-        texts = [
-            self._stand_ins.restore(self._control_tokens.sub(lambda match: self._private_names[match[0]], piece))
-            for piece in pieces
-            if isinstance(piece, str)
-        ]
-        encoded = iter(encode_texts(self._private_backend, texts, add_special_tokens=False))
-        token_ids: list[int] = []
-        for piece in pieces:
-            token_ids += next(encoded) if isinstance(piece, str) else piece
-        return token_ids
+    def _finish(self, rendered: str) -> str:
+        """Return a rendered text as it is encoded: its control tokens by private names, the caller's as was written."""
+        return self._stand_ins.restore(self._control_tokens.sub(lambda match: self._private_names[match[0]], rendered))
 
     @property
     def asks_for_hermes_calls(self) -> bool:
@@ -166,8 +191,8 @@ class ChatEncoder:
 class _StandIns:
     """Exchanges control-token strings in a caller's text for digits, and back.
 
-    Digits pass unchanged through what templates do to content: trim, case, JSON. The beginning of a control token at
-    the end of a string is exchanged too, as the template might join it to a string that holds the rest.
+    The beginning of a control token at the end of a string is exchanged too, as the template might join it to a string
+    that holds the rest.
     """
 
     def __init__(self, contents: list[str]) -> None:
@@ -178,7 +203,7 @@ class _StandIns:
         self._whole = _any_of(contents)
         self._originals = [*contents, *self._prefixes.difference(contents)]
         self._number = {original: i for i, original in enumerate(self._originals)}
-        self._mark = _random_digits()
+        self._mark = random_digits()
         self._pattern = re.compile(f"{self._mark}(\\d{{6}})")
 
     def put(self, value: Any) -> Any:
@@ -214,10 +239,6 @@ def _any_of(contents: list[str]) -> re.Pattern[str]:
     """Match any of these strings, the longest where several begin; nothing at all if there are none."""
     longest_first = sorted(contents, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def _random_digits() -> str:
-    return "".join(secrets.choice("0123456789") for _ in range(20))
 
 
 def _check_final_message(messages: list[dict[str, Any]]) -> None:

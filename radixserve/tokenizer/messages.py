@@ -1,17 +1,23 @@
 """Chat messages, checked and brought into the one form that chat templates read."""
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.digit_marks import TextEnd
 
 # Models are not trained on "developer", OpenAI's newer name for the same role.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
+# Anthropic's name and OpenAI's.
+_CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+
+
 class ContentPart(msgspec.Struct):
-    """A part of a message's content; only text is taken."""
+    """A part of a message's content; only text is taken. Either mark asks to keep the prompt up to and with it."""
 
     type: str
     text: str | None = None
@@ -32,6 +38,8 @@ class ToolCall(msgspec.Struct):
     function: FunctionCall
     id: str | None = None
     type: str | None = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
 
 
 class Message(msgspec.Struct):
@@ -45,6 +53,41 @@ class Message(msgspec.Struct):
     audio: Any = None
     function_call: Any = None
     cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class CacheMark(NamedTuple):
+    """A mark on a content part. path: of the mark in the request. end: the part's."""
+
+    path: str
+    name: str
+    value: Any
+    end: TextEnd
+
+
+def cache_marks(messages: Sequence[Message]) -> Iterator[CacheMark]:
+    """Yield the marks on content parts, in the order of the conversation."""
+    for message_index, message in enumerate(messages):
+        num_characters = 0
+        for part_index, part in enumerate(message.content if isinstance(message.content, list) else []):
+            num_characters += len(part.text or "")
+            for name in _CACHE_MARKS:
+                if (value := getattr(part, name)) is not None:
+                    path = f"messages[{message_index}].content[{part_index}].{name}"
+                    yield CacheMark(path, name, value, TextEnd(message_index, num_characters))
+
+
+def refuse_marked_parts(messages: Sequence[Message], reason: str) -> None:
+    """Raise InvalidRequest, with the path of the first one, for marks where nothing can be kept."""
+    for mark in cache_marks(messages):
+        raise InvalidRequest(f"{mark.path} is not supported {reason}; leave it out", param="messages")
+
+
+def refuse_cache_marks(owner: msgspec.Struct, path: str, param: str) -> None:
+    """Raise InvalidRequest if something other than a content part, which has the fields for it, is marked."""
+    for name in _CACHE_MARKS:
+        if getattr(owner, name) is not None:
+            raise InvalidRequest(f"{path}.{name} belongs on a content part of type text; put it there", param=param)
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -64,9 +107,12 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         raise InvalidRequest(
             f"{path}.role is {message.role!r}; it must be one of {', '.join(_ROLES)}", param="messages"
         )
-    for name in ("audio", "function_call", "cache_control"):
+    for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
             raise InvalidRequest(f"{path}.{name} is not supported yet; leave it out", param="messages")
+    refuse_cache_marks(message, path, "messages")
+    for index, call in enumerate(message.tool_calls or []):
+        refuse_cache_marks(call, f"{path}.tool_calls[{index}]", "messages")
     if message.tool_calls and role != "assistant":
         raise InvalidRequest(f"{path}.tool_calls: only an assistant message has them", param="messages")
     if message.content is None and not message.tool_calls:
@@ -89,9 +135,6 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
             raise InvalidRequest(f"{path}[{index}] is of type {part.type!r}; only text is taken", param="messages")
         if part.text is None:
             raise InvalidRequest(f"{path}[{index}].text is missing", param="messages")
-        for name in ("cache_control", "prompt_cache_breakpoint"):
-            if getattr(part, name) is not None:
-                raise InvalidRequest(f"{path}[{index}].{name} is not supported yet; leave it out", param="messages")
     return "".join(part.text or "" for part in content)
 
 

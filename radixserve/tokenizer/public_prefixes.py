@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from radixserve.errors import ConfigError, InvalidRequest
-from radixserve.tokenizer.messages import Message, template_messages
+from radixserve.tokenizer.messages import Message, refuse_marked_parts, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 from radixserve.tokenizer.tools import Tool, check_functions, template_tools
 
@@ -89,6 +89,7 @@ def _prefixes_of(entry: _Entry, tokenizer: Tokenizer) -> "Iterator[array[int]]":
         yield _common(tokenizer.encode_batch([f"{entry.prompt}{text}" for text in _TEXTS]))
         return
     messages = template_messages(list(entry.messages))
+    refuse_marked_parts(entry.messages, "in a public prefix, which is not kept for a time")
     if entry.tools:
         yield _common(_chats(messages, [template_tools(check_functions(list(entry.tools)))], tokenizer))
         return

@@ -7,8 +7,10 @@ from typing import Any
 from radixserve.errors import InvalidRequest
 from radixserve.tokenizer.answer_turns import AnswerLookup
 from radixserve.tokenizer.backend import TokenizerSource, encode_texts
-from radixserve.tokenizer.chat_encoder import ChatEncoder
+from radixserve.tokenizer.chat_encoder import ChatEncoder, ChatOptions
 from radixserve.tokenizer.chat_template import ChatTemplate, read_template
+from radixserve.tokenizer.digit_marks import TextEnd
+from radixserve.tokenizer.encoded_chat import EncodedChat
 from radixserve.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from radixserve.tokenizer.huggingface import read_huggingface_tokenizer
 from radixserve.tokenizer.token_text import DecodeStream, TokenText
@@ -95,19 +97,27 @@ class Tokenizer:
         control token. Releases the GIL while encoding.
         Raises InvalidRequest if there is no template, or it refuses these messages.
         """
+        options = ChatOptions(tools, add_generation_prompt, continue_final_message, template_kwargs or {})
+        return self.encode_chat_with_ends(messages, options, (), answers).token_ids
+
+    def encode_chat_with_ends(
+        self,
+        messages: list[dict[str, Any]],
+        options: ChatOptions,
+        ends: Sequence[TextEnd],
+        answers: AnswerLookup | None = None,
+    ) -> EncodedChat:
+        """Return the ids of a conversation, as encode_chat does, and where places in its messages have come to stand.
+
+        ends: in the order of the conversation. With any, it is rendered twice.
+        Raises InvalidRequest for an end that the template does not show, too.
+        """
         if self._chat_encoder is None:
             raise InvalidRequest(
                 "this model has no chat template; start the server with --chat-template FILE, or use /v1/completions",
                 param="messages",
             )
-        return self._chat_encoder.encode(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs or {},
-            answers=answers,
-        )
+        return self._chat_encoder.encode(messages, options, answers, ends)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token_ids, U+FFFD for bytes that are no UTF-8. Ids that name no token add nothing."""

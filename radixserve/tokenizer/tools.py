@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from radixserve.errors import InvalidRequest
+from radixserve.tokenizer.messages import refuse_cache_marks
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -17,6 +18,8 @@ class ToolFunction(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
 
 
 class Tool(msgspec.Struct):
@@ -24,6 +27,8 @@ class Tool(msgspec.Struct):
 
     type: str
     function: ToolFunction | None = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
 
 
 def check_functions(tools: list[Tool]) -> list[ToolFunction]:
@@ -49,6 +54,8 @@ def _function(tool: Tool, path: str) -> ToolFunction:
             f'{path} must be {{"type": "function", "function": {{...}}}}; other types are not supported', param="tools"
         )
     function = tool.function
+    refuse_cache_marks(tool, path, "tools")
+    refuse_cache_marks(function, f"{path}.function", "tools")
     if not _NAME.fullmatch(function.name):
         raise InvalidRequest(
             f"{path}.function.name is {function.name!r:.100}; it must be 1 to 64 letters, digits, _ or -", param="tools"

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-POST_ROUTES = [CHAT, COMPLETIONS, "/v1/beam_search", "/tokenize", "/detokenize", "/v1/cache/reset"]
+PROMPT_ROUTES = [CHAT, COMPLETIONS, "/v1/beam_search", "/tokenize", "/v1/cache/warm", "/v1/cache/pin"]
+POST_ROUTES = [*PROMPT_ROUTES, "/detokenize", "/v1/cache/reset"]
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ async def test_api_9_a_body_that_is_no_object(client: httpx.AsyncClient, route: 
     await refusal(client, route, body)
 
 
-@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, "/v1/beam_search", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("route", [*PROMPT_ROUTES, "/detokenize"])
 async def test_api_9_an_empty_body(client: httpx.AsyncClient, route: str) -> None:
     await refusal(client, route, b"")
 

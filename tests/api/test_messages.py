@@ -105,16 +105,20 @@ def test_api_10_extra_keys_do_not_reach_the_template() -> None:
     assert normalised({"role": "user", "content": "a", **extra}) == [{"role": "user", "content": "a"}]
 
 
-@pytest.mark.parametrize("name", ["audio", "function_call", "cache_control"])
+@pytest.mark.parametrize("name", ["audio", "function_call"])
 def test_a_message_key_that_would_change_the_answer_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"messages\[0\]\.{name} is not supported yet"):
         normalised({"role": "assistant", "content": "a", name: {"a": 1}})
 
 
 @pytest.mark.parametrize("name", ["cache_control", "prompt_cache_breakpoint"])
-def test_a_cache_mark_on_a_part_is_refused_until_it_does_something(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=name):
-        normalised({"role": "user", "content": [{"type": "text", "text": "a", name: {"type": "ephemeral"}}]})
+def test_a_cache_mark_does_not_reach_the_template_and_belongs_on_a_part(name: str) -> None:
+    mark = {name: {"type": "ephemeral"}}
+    assert normalised({"role": "user", "content": [{"type": "text", "text": "a", **mark}]}) == [
+        {"role": "user", "content": "a"}
+    ]
+    with pytest.raises(InvalidRequest, match=rf"messages\[0\]\.{name} belongs on a content part"):
+        normalised({"role": "user", "content": "a", **mark})
 
 
 def prompt_of(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options: Any) -> str:

@@ -21,7 +21,7 @@ def fake() -> Iterator[FakeServer]:
 def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     output = capsys.readouterr().out
-    for command in ("serve", "chat", "bench"):
+    for command in ("serve", "chat", "cache", "bench"):
         assert command in output
 
 
@@ -37,7 +37,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["serve", "--quantization", "int8"], "--quantization is not available yet"),
         (["serve", "--eviction-policy", "lfu"], "lfu is not available yet"),
-        (["cache", "stats", "--base-url", "x"], "radixserve cache is not available yet"),
+        (["cache"], "COMMAND"),
+        (["cache", "stats", "--base-url", "x"], "the base URL is 'x'"),
+        (["cache", "stats", "--watch", "never"], "'never' is no time"),
+        (["cache", "stats", "--watch", "0.01"], "below 0.1 seconds"),
+        (["cache", "pin", "f", "--ttl", "0"], "'0' is no time"),
+        (["cache", "tree", "--depth", "0"], "at least 1"),
         (["serve", "--port", "70000"], "--port is 70000"),
         (["serve", "--nonsense"], "unknown argument --nonsense"),
         (["serve", "a", "b"], "unknown argument b"),
@@ -65,7 +70,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     assert words in output.err
 
 
-@pytest.mark.parametrize("command", [["bench", "serve", "--workload", "burst"], ["chat"]])
+@pytest.mark.parametrize("command", [["bench", "serve", "--workload", "burst"], ["cache", "stats"], ["chat"]])
 def test_an_unreachable_server_is_one_line_and_exit_code_1(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

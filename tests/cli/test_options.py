@@ -28,6 +28,9 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "block_size": ("32", 32),
     "kv_cache_memory": ("2GiB", 2 * 2**30),
     "num_kv_blocks": ("77", 77),
+    "kv_cache_dir": ("cache", "cache"),
+    "kv_cache_dir_size": ("1GiB", 2**30),
+    "kv_cache_host_memory": ("2GiB", 2 * 2**30),
     "gpu_memory_utilization": ("0.5", 0.5),
     "max_num_seqs": ("3", 3),
     "max_num_batched_tokens": ("256", 256),
@@ -37,6 +40,11 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "no_prefix_cache": ("1", True),
     "max_pinned_share": ("0.5", 0.5),
     "public_prefixes": ("prefixes.json", "prefixes.json"),
+    "kv_events_endpoint": ("tcp://*:5557", "tcp://*:5557"),
+    "kv_events_replay_endpoint": ("tcp://*:5558", "tcp://*:5558"),
+    "kv_events_topic": ("kv", "kv"),
+    "kv_events_token_ids": ("1", True),
+    "kv_events_buffer": ("5", 5),
     "seed": ("42", 42),
     "log_level": ("debug", "debug"),
     "host": ("0.0.0.0", "0.0.0.0"),
@@ -45,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "served_model_name": ("name", "name"),
     "chat_template": ("t.jinja", "t.jinja"),
     "tool_call_parser": ("hermes", "hermes"),
+    "enable_cache_introspection": ("1", True),
     "request_timeout": ("1.5", 1.5),
     "shutdown_timeout": ("4", 4.0),
     "cors_origin": ("*", ("*",)),
@@ -69,8 +78,10 @@ def test_a_setting_is_the_same_by_flag_by_variable_and_by_keyword(name: str) -> 
     text, value = EXAMPLES[name]
     flag = ["--" + name.replace("_", "-"), text]
     argv = [text] if name == "model" else flag[:1] if value is True else flag
-    assert parse(*argv) == EngineConfig(**{name: value})
-    assert parse(environment={f"RADIXSERVE_{name.upper()}": text}) == EngineConfig(**{name: value})
+    needed = ["--kv-cache-dir", "cache"] if name == "kv_cache_dir_size" else []
+    expected = EngineConfig(**{name: value} | ({"kv_cache_dir": "cache"} if needed else {}))
+    assert parse(*argv, *needed) == expected
+    assert parse(*needed, environment={f"RADIXSERVE_{name.upper()}": text}) == expected
 
 
 def test_a_flag_goes_before_its_variable() -> None:

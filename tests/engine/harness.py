@@ -125,9 +125,10 @@ class Harness:
     def run(self, max_steps: int = 2000) -> None:
         """Run until nothing is left to do; afterwards no request may hold a block."""
         for _ in range(max_steps):
-            if not self.core.has_work:
+            if self.core.has_work:
+                self.step()
+            elif not self.stats.num_waiting:  # who waits, with nothing to do, waits for a tier
                 break
-            self.step()
         assert not self.core.has_work, f"still busy after {max_steps} steps"
         assert self.stats.cache.num_in_use_blocks == 0
 

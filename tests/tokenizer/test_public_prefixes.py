@@ -149,6 +149,10 @@ def test_a_template_that_wants_roles_to_alternate_decides_what_may_follow(tmp_pa
         ('[{"prompt": "x", "tools": []}]', r"entry \[0\]: tools go with messages"),
         ('[{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "web"}]}]', r"entry \[0\]: tools\[0\]"),
         (
+            '[{"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]}]',
+            r"entry \[0\]: messages\[0\]\.content\[0\]\.cache_control",
+        ),
+        (
             '[{"prompt": "sixteen letters."}, {"prompt": "fifteen letters"}]',
             r"entry \[1\] gives prompts less than a block of 16 tokens",
         ),

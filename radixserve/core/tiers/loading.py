@@ -1,0 +1,198 @@
+"""Blocks that come back from a store into the pool, for sequences that wait to start."""
+
+import itertools
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixserve.core.batch import BlockLoads
+from radixserve.core.block_store import BlockBytes, BlockStore
+from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.sequence import Sequence, SequenceStatus
+from radixserve.core.tiers.block_names import BlockNames
+from radixserve.core.tiers.choice import Rates, is_reading_faster, patience
+from radixserve.core.tiers.load_wait import LoadWait
+
+# A long prefix is read, and copied into the pool, in parts of so many bytes, so that no step is held up by it.
+MAX_READ_BYTES = 32 * 2**20
+# So many reads are under way at most: what they have found lies in memory until a step takes it.
+MAX_READS = 4
+# Each so manieth time that computing seems faster, a read is tried all the same: what a disk can do changes.
+TRIED_EVERY = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A read of the blocks of a sequence from number index on.
+
+    loader: takes them into the pool. blocks: what was found, once it is there.
+    """
+
+    sequence: Sequence
+    loader: Sequence
+    index: int
+    names: list[bytes]
+    blocks: BlockBytes | None = None
+
+
+class Loads:
+    """Reads what a store has behind the cached prefix of waiting sequences, and loads it into the pool.
+
+    A load is a sequence of its own, of the request that it is for: it attaches the cached prefix, gets room behind it,
+    and gives all of it back to the tree after the step that has copied the blocks in. So a block that comes back is
+    like one that its request has computed and was then preempted. Nobody is preempted for it; what has no room is
+    dropped. Several who wait for the same blocks wait for one read.
+
+    compute_rate: seconds that computing a block takes; None if it was not measured yet.
+    """
+
+    def __init__(self, cache: KVCache, store: BlockStore, names: BlockNames) -> None:
+        self._cache = cache
+        self._store = store
+        self._names = names
+        self._clock = cache.clock
+        self._max_blocks = max(MAX_READ_BYTES // store.block_bytes, 1)
+        self._tickets = itertools.count()
+        self._reads: dict[int, _Read] = {}
+        self._arrived: deque[_Read] = deque()
+        # Each block on its way into the tree.
+        self._coming: dict[bytes, _Read] = {}
+        self._loading: list[tuple[_Read, int]] = []
+        self._num_refusals = 0
+        self.compute_rate: float | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something is being read or is to be loaded."""
+        return bool(self._reads or self._arrived)
+
+    def awaits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether a waiting sequence, of which match is cached, is to wait for more; if so, it is read.
+
+        It waits for each part of its prefix until it is there, and as long as patience says.
+        """
+        index, wait = len(match.block_ids), sequence.load_wait
+        if index >= self._num_wanted(sequence) or (wait is not None and wait.is_over):
+            return False
+        self._names.tell(sequence, match.block_ids)
+        name = self._cache.keys.name_of(sequence, index)
+        if wait is None or wait.index < index:
+            wait = self._begin_wait(sequence, index, name)
+            if wait is None:
+                return False
+            sequence.load_wait = wait
+        if wait.is_over:
+            return False
+        if not wait.has_begun:
+            wait.has_begun = name in self._coming or self._read(sequence, index)
+        elif name not in self._coming:
+            wait.is_over = True  # it did not get into the pool
+        wait.is_over |= self._clock() >= wait.deadline
+        return not wait.is_over
+
+    def schedule(self, num_spare_blocks: int) -> BlockLoads | None:
+        """Return what the step copies into the pool, into blocks that nobody who runs is going to need."""
+        for ticket, blocks in self._store.completed():
+            read = self._reads.pop(ticket)
+            read.blocks = blocks
+            self._arrived.append(read)
+        num_left = self._max_blocks
+        block_ids, parts = array("i"), []
+        while self._arrived and num_left > 0:
+            read = self._arrived.popleft()
+            assert read.blocks is not None
+            num_blocks = self._allocate(read, min(num_spare_blocks, self._cache.num_available_blocks))
+            if not num_blocks:
+                self._forget(read)
+                continue
+            self._loading.append((read, num_blocks))
+            block_ids += read.loader.block_table[-num_blocks:]
+            parts.append(read.blocks[len(read.blocks) - num_blocks :])
+            num_spare_blocks -= num_blocks
+            num_left -= num_blocks
+        return BlockLoads(block_ids, np.concatenate(parts)) if parts else None
+
+    def finish(self, *, has_failed: bool = False) -> None:
+        """Let those find the blocks that the step has loaded, and read on behind them. has_failed: it has not."""
+        loading, self._loading = self._loading, []
+        for read, num_blocks in loading:
+            if not has_failed:
+                read.loader.num_computed_tokens += num_blocks * self._cache.block_size
+                self._cache.commit(read.loader)
+            self._cache.release(read.loader)
+            self._forget(read)
+        for read, _ in loading:
+            if read.sequence.status is SequenceStatus.WAITING:
+                self.awaits(read.sequence, self._cache.match(read.sequence))
+
+    def _num_wanted(self, sequence: Sequence) -> int:
+        """Return how many blocks of a sequence can be read instead of computed."""
+        return sequence.num_reusable_tokens // self._cache.block_size
+
+    def _begin_wait(self, sequence: Sequence, index: int, name: bytes) -> LoadWait | None:
+        """Return the wait for the block of number index and those behind it; None if it is to be computed."""
+        rates = Rates(self._store.seconds_per_block, self.compute_rate)
+        coming = self._coming.get(name)
+        num_blocks = len(self._names_to_read(sequence, index)) if coming is None else len(coming.names)
+        if not num_blocks:
+            return None
+        if coming is None and not is_reading_faster(rates, num_blocks, self._store.num_pending_reads):
+            self._num_refusals += 1
+            if self._num_refusals % TRIED_EVERY:
+                return LoadWait(index, deadline=0.0, is_over=True)
+        return LoadWait(index, deadline=self._clock() + patience(rates, num_blocks))
+
+    def _names_to_read(self, sequence: Sequence, index: int) -> list[bytes]:
+        """Return the names of a sequence's blocks from number index on that one read brings."""
+        names = []
+        for number in range(index, min(index + self._max_blocks, self._num_wanted(sequence))):
+            name = self._cache.keys.name_of(sequence, number)
+            if name in self._coming or not self._store.contains(name):
+                break
+            names.append(name)
+        return names
+
+    def _read(self, sequence: Sequence, index: int) -> bool:
+        """Begin to read a sequence's blocks from number index on, unless too much is being read."""
+        if len(self._reads) + len(self._arrived) >= MAX_READS:
+            return False
+        names = self._names_to_read(sequence, index)
+        if names:
+            ticket = next(self._tickets)
+            read = self._reads[ticket] = _Read(sequence, _loader(sequence), index, names)
+            self._coming.update(dict.fromkeys(names, read))
+            self._store.read(ticket, names)
+        return True
+
+    def _allocate(self, read: _Read, num_room: int) -> int:
+        """Make room for what was read behind what is cached, and return how many blocks that is.
+
+        0: there is no room, the prefix is cached no longer, or the blocks are there already.
+        """
+        assert read.blocks is not None
+        size, end = self._cache.block_size, read.index + len(read.blocks)
+        loader = read.loader
+        loader.use = read.sequence.use
+        match = self._cache.match(loader)
+        first = len(match.block_ids)
+        if not read.index <= first < end or end - first > num_room:
+            return 0
+        match = match._replace(num_tokens=first * size, partial_block_id=None)
+        if not self._cache.allocate(loader, (end - first) * size, match):
+            return 0
+        # To the order of eviction, what its request does next continues this.
+        read.sequence.use = loader.use
+        return end - first
+
+    def _forget(self, read: _Read) -> None:
+        for name in read.names:
+            self._coming.pop(name, None)
+
+
+def _loader(sequence: Sequence) -> Sequence:
+    """Return a sequence of the same request that has the same tokens and no blocks."""
+    loader = Sequence(sequence.request, sequence.choice_index, sequence.token_ids[:])
+    loader.digests, loader.names = sequence.digests[:], sequence.names[:]
+    return loader

@@ -1,0 +1,97 @@
+"""The places below the pool: what goes down, what comes back, and what is written to be there after a restart."""
+
+from array import array
+
+from radixserve.core.batch import BlockLoads, SampledTokens, ScheduledBatch
+from radixserve.core.block_store import BlockStore
+from radixserve.core.kv_cache import KVCache, Match
+from radixserve.core.sequence import Sequence
+from radixserve.core.tiers.block_names import BlockNames
+from radixserve.core.tiers.loading import Loads
+from radixserve.core.tiers.saving import Save
+from radixserve.core.tiers.spilling import Spills
+from radixserve.protocol import SaveProgress, TierStats
+
+# What one step copies out for a save: little beside what a step computes, and more where it computes nothing.
+MAX_SAVED_BYTES_BUSY = 4 * 2**20
+MAX_SAVED_BYTES_IDLE = 32 * 2**20
+# How often an engine that has nothing else to do looks for what was read or written.
+POLL_SECONDS = 0.002
+# How much the last step counts in the measured time of computing.
+_WEIGHT = 0.2
+
+
+class CacheTiers:
+    """What a scheduler does with a store below its cache.
+
+    In each step: schedule_loads, choose the rows, schedule_spills, run the batch, then finish; or fail.
+    """
+
+    def __init__(self, cache: KVCache, store: BlockStore) -> None:
+        self._cache = cache
+        self._store = store
+        self._clock = cache.clock
+        self._names = BlockNames(cache.num_blocks, cache.keys)
+        self._spills = Spills(store, self._names)
+        cache.add_observer(self._spills)
+        cache.add_observer(self._names)
+        self._loads = Loads(cache, store, self._names)
+        self._save: Save | None = None
+        self._polled_at = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether steps are needed for what is being read, or is still to be saved."""
+        return self._loads.is_under_way or (self._save is not None and not self._save.is_collected)
+
+    @property
+    def seconds_until_poll(self) -> float | None:
+        """For how long an engine without other work can wait for a store; None if for nothing of it."""
+        return max(self._polled_at + POLL_SECONDS - self._clock(), 0.0) if self.is_under_way else None
+
+    def awaits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether a waiting sequence, of which match is cached, is to wait for blocks that are being read."""
+        return self._loads.awaits(sequence, match)
+
+    def schedule_loads(self, num_spare_blocks: int) -> BlockLoads | None:
+        """Return what the step copies into the pool. num_spare_blocks: how many nobody who runs is going to need."""
+        self._polled_at = self._clock()
+        return self._loads.schedule(num_spare_blocks)
+
+    def schedule_spills(self, *, is_busy: bool) -> "array[int]":
+        """Return what the step copies out of the pool, once all room is allocated. is_busy: it computes something."""
+        if self._save is not None:
+            num_bytes = MAX_SAVED_BYTES_BUSY if is_busy else MAX_SAVED_BYTES_IDLE
+            self._save.collect(max(num_bytes // self._store.block_bytes, 1))
+        return self._spills.block_ids()
+
+    def finish(self, sampled: SampledTokens) -> None:
+        """Take in that the step was run."""
+        self._spills.finish(sampled.spilled)
+        self._loads.finish()
+
+    def fail(self) -> None:
+        """Take in that the step was lost, and all that it should have copied."""
+        self._spills.finish(None)
+        self._loads.finish(has_failed=True)
+
+    def record_step(self, batch: ScheduledBatch, seconds: float) -> None:
+        """Learn from a step how long computing a block takes, if it was mostly prompts that it computed."""
+        if batch.num_tokens < self._cache.block_size * len(batch.rows) or not batch.rows:
+            return
+        rate = seconds / batch.num_tokens * self._cache.block_size
+        known = self._loads.compute_rate
+        self._loads.compute_rate = rate if known is None else known + _WEIGHT * (rate - known)
+
+    def save(self) -> SaveProgress:
+        """Begin to write all that is cached, or tell how far that is."""
+        if self._save is None:
+            self._save = Save(self._cache, self._store, self._names, self._spills)
+        progress = self._save.progress()
+        if progress.is_done:
+            self._save = None
+        return progress
+
+    def stats(self) -> list[TierStats]:
+        """Return the figures of each tier."""
+        return [self._store.stats()]

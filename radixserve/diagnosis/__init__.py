@@ -1,0 +1,1 @@
+"""Why a prompt missed the cache, in words."""

@@ -1,0 +1,152 @@
+"""Prompts that miss for no fault of theirs: nothing is found in any of them, whatever the chat template."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from radixserve.diagnosis.diagnose import diagnose
+from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
+from radixserve.protocol import OtherPrompt, PromptFacts
+from radixserve.tokenizer.messages import Message
+from tests.diagnosis.talks import TEMPLATES, Model, assistant, system, tool, user
+from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS
+
+FEW_SHOT = (
+    "Here are examples. Input: a good film. Label: positive. Input: a bad film. Label: negative. Now do this. Input: "
+)
+GREETING = "Hello! How can I help you today?"
+
+
+def weather(city: str, answer: str) -> list[Message]:
+    """An agent's talk of one form."""
+    return [
+        system("You are an agent."),
+        user(f"Is it warm in {city}?"),
+        assistant("", ("get_weather", f'{{"city": "{city}", "day": "2026-11-30"}}')),
+        Message("tool", f"{answer}, and some clouds over the city"),
+        assistant(f"It is {answer}."),
+    ]
+
+
+def about(context: str, question: str, answer: str) -> list[Message]:
+    """A talk about a document, in a form that repeats."""
+    form = f"Context: {context}. Question: {{}} Answer only from the context above."
+    return [system(RULES), user(form.format(question)), assistant(answer), user(form.format("really?"))]
+
+
+CASES: dict[str, tuple[list[Message], list[list[Message]]]] = {
+    "a first request": (TALK[:2], []),
+    "another question": ([system(RULES), user("How do I cook rice?")], [TALK]),
+    "the same request": (TALK[:2], [TALK]),
+    "a shorter history": ([*TALK[:3], user("Who wrote it?")], [TALK]),
+    "another application": ([system("You translate into French what users write."), user("Good night")], [TALK]),
+    "another application that went on": (
+        [system("You translate into French."), user("Good morning"), assistant("Bonjour"), user("Good night")],
+        [TALK],
+    ),
+    "no system prompt": (
+        [user("Good morning"), assistant(GREETING), user("I need a recipe")],
+        [
+            [
+                system(RULES),
+                user("Hi"),
+                assistant(GREETING),
+                user("Nothing, bye"),
+                assistant("Goodbye, have a nice day!"),
+            ]
+        ],
+    ),
+    "two personas": (
+        [system("You are Bob, a pirate. Speak like one. Never break character."), user("Hi")],
+        [[system("You are Amy, a nurse. Speak like one. Never break character."), user("Hi"), assistant("Hello dear")]],
+    ),
+    "few-shot": ([system(RULES), user(f"{FEW_SHOT}a long film.")], [[system(RULES), user(f"{FEW_SHOT}a short one.")]]),
+    "few-shot in one message": ([user(f"{FEW_SHOT}a long film.")], [[user(f"{FEW_SHOT}a short one.")]]),
+    "another last message": (
+        [system(RULES), user(f"At 10:25. {FACTS} What is it about?")],
+        [[system(RULES), user(f"At 10:22. {FACTS} What is it about?"), assistant("A report.")]],
+    ),
+    "one form": ([user("Translate 'cat' into French.")], [[user("Translate 'dog' into French."), assistant("chien")]]),
+    "another document": (about("rice is white", "colour?", "White."), [about("snow is cold", "warm?", "No.")]),
+    "another answer was taken": (
+        [*TALK[:2], assistant("Costs rose by two percent only."), user("Why?")],
+        [TALK[:3], TALK],
+    ),
+    "set phrases": (
+        [system(RULES), user("hello there"), assistant(GREETING), user("What time is it in Rome?")],
+        [[system(RULES), user("hi"), assistant(GREETING), user("Tell me a joke."), assistant("I know none.")]],
+    ),
+}
+CASES_WITH_TOOLS: dict[str, tuple[list[Message], list[Message], Any, Any]] = {
+    "another task": ([*weather("Rome", "17 degrees"), user("Thanks")], weather("Oslo", "2 degrees"), TOOLS, TOOLS),
+    "another application with the same tools": (
+        [system("You write poems about the sea for small children."), user("Begin")],
+        [system("As a secretary you read mail and say what is urgent."), user("Mail?"), assistant("None")],
+        TOOLS,
+        TOOLS,
+    ),
+    "other tools": (
+        [system("You are X."), user("Begin")],
+        [system("You are X."), user("Mail?"), assistant("None")],
+        [tool("alpha", a="b"), tool("beta", c="d")],
+        TOOLS,
+    ),
+    "no tools": (
+        [system("You are X."), user("Begin")],
+        [system("You are X."), user("Mail?"), assistant("None")],
+        None,
+        TOOLS,
+    ),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_wrong(models: dict[str, Model], template: str, case: str) -> None:
+    model = models[template]
+    messages, talks = CASES[case]
+    diagnosis = model.diagnose(messages, *(model.cached(talk) for talk in talks))
+    assert diagnosis.is_expected, diagnosis
+    assert diagnosis.verdict.startswith("nothing wrong")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("case", CASES_WITH_TOOLS)
+def test_nothing_is_wrong_with_tools(models: dict[str, Model], template: str, case: str) -> None:
+    model = models[template]
+    messages, talk, tools, cached_tools = CASES_WITH_TOOLS[case]
+    diagnosis = model.diagnose(messages, model.cached(talk, cached_tools), tools=tools)
+    assert diagnosis.is_expected, diagnosis
+
+
+def test_a_talk_that_goes_on_is_told_from_one_that_is_new(models: dict[str, Model]) -> None:
+    model = models["chatml"]
+    assert model.diagnose([*TALK, user("Thanks")], model.cached(TALK)).cause == "none"
+    assert model.diagnose([system(RULES), user("Thanks")], model.cached(TALK)).cause == "never_computed"
+    # Only one of several answers is gone on with.
+    other = [*TALK[:2], assistant("I do not know.")]
+    assert model.diagnose([*TALK[:3], user("Thanks")], model.cached(other), model.cached(TALK[:3])).cause == "none"
+
+
+def test_a_cached_prompt_that_holds_all_of_it_leaves_nothing_to_explain(models: dict[str, Model]) -> None:
+    """Even if less of it would hit."""
+    model = models["chatml"]
+    token_ids = model.encode(TALK)
+    rest = OtherPrompt(array("i", [*token_ids[10:], 1, 2, 3]).tobytes(), seconds_idle=1.0, num_requests_hit=1)
+    facts = PromptFacts(len(token_ids), 10, len(token_ids), None, [rest], 0)
+    prompt = DiagnosedPrompt(token_ids, Conversation(TALK, model.encode))
+    assert diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=True).cause == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "cached"),
+    [
+        (f"{FACTS} And so on.", FACTS),
+        (FACTS, f"{FACTS} And so on."),
+        ("The boat is blue.", FACTS),
+        (FEW_SHOT + "a", FEW_SHOT + "b"),
+    ],
+)
+def test_texts_without_messages(models: dict[str, Model], text: str, cached: str) -> None:
+    assert models["chatml"].diagnose_text(text, cached).is_expected
