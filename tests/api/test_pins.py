@@ -10,7 +10,7 @@ import pytest
 from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.api.serving import CHAT, COMPLETIONS, alphabet, ask, called, error_of, refusal_of
-from tests.fake_clock import FakeClock
+from tests.clock import FakeClock
 from tests.stub_engine import stub_engine
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +106,7 @@ async def test_a_pinned_prompt_hits_as_a_whole_after_a_flood_until_its_time_is_o
     assert await num_pinned(client) == 7
     await flood(client)
     assert await num_cached(client, COMPLETIONS, prompt="x" * 100) == 99
-    clock.now += 61
+    clock.seconds += 61
     await flood(client)
     assert await num_pinned(client) == 0
     assert await num_cached(client, COMPLETIONS, prompt="x" * 100) == 0
@@ -133,17 +133,17 @@ async def test_a_pin_that_never_was_is_not_found(client: httpx.AsyncClient, pin_
 
 async def test_a_pin_whose_time_is_over_is_not_found(client: httpx.AsyncClient, clock: FakeClock) -> None:
     pin = await ask(client, PIN, prompt="x" * 20, ttl=1)
-    clock.now += 1.5
+    clock.seconds += 1.5
     assert (await client.delete(f"{PIN}/{pin['id']}")).status_code == 404
 
 
 async def test_to_pin_again_prolongs(client: httpx.AsyncClient, clock: FakeClock) -> None:
     first = await ask(client, PIN, prompt="x" * 100, ttl="1m")
-    clock.now += 50
+    clock.seconds += 50
     second = await ask(client, PIN, prompt="x" * 100, ttl="1m")
     assert second["id"] != first["id"]
     assert await num_pinned(client) == 7
-    clock.now += 50
+    clock.seconds += 50
     await flood(client)
     assert await num_cached(client, COMPLETIONS, prompt="x" * 100) == 99
 

@@ -9,7 +9,7 @@ import pytest
 from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.api.serving import CHAT, COMPLETIONS, alphabet, ask, called, error_of, refusal_of, stream
-from tests.fake_clock import FakeClock
+from tests.clock import FakeClock
 from tests.stub_engine import stub_engine
 
 pytestmark = pytest.mark.anyio
@@ -64,9 +64,9 @@ async def num_kept(client: httpx.AsyncClient) -> int:
 
 async def lasts(client: httpx.AsyncClient, clock: FakeClock, seconds: float) -> None:
     """Assert that something is kept for so long, to the second."""
-    clock.now += seconds - 1
+    clock.seconds += seconds - 1
     assert await num_kept(client) > 0
-    clock.now += 1.5
+    clock.seconds += 1.5
     assert await num_kept(client) == 0
 
 
@@ -84,7 +84,7 @@ async def test_each_of_several_marked_parts_is_kept_for_its_own_time(
     hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     parts = [part("Be kind. " * 8, **hour), part("Be brief. " * 8, cache_control=EPHEMERAL)]
     await ask(client, CHAT, **chat(*parts))
-    clock.now += 6 * MINUTE
+    clock.seconds += 6 * MINUTE
     await flood(client)
     assert await num_cached(client, **chat(part("Be kind. " * 8), part("Be brief. " * 8))) == SYSTEM_OPENING + 72
 
@@ -145,10 +145,10 @@ async def test_each_use_begins_the_time_anew(client: httpx.AsyncClient, clock: F
         marked["messages"][1]["content"] = question
         await ask(client, CHAT, **marked)
         assert await num_kept(client) == 1
-        clock.now += 4 * MINUTE
-    clock.now += MINUTE - 1
+        clock.seconds += 4 * MINUTE
+    clock.seconds += MINUTE - 1
     assert await num_kept(client) == 1
-    clock.now += 2
+    clock.seconds += 2
     assert await num_kept(client) == 0
 
 
