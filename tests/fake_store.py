@@ -72,6 +72,9 @@ class FakeStore(BlockStore):
         capacity_bytes, used_bytes = self._capacity * self.block_bytes, num_blocks * self.block_bytes
         return TierStats("disk", capacity_bytes, used_bytes, num_blocks, 0, num_blocks, 0, 0, 0, self.is_on)
 
+    def stats_of_stores(self) -> list[TierStats]:
+        return [self.stats()]
+
     def close(self, timeout: float) -> None:
         self.is_closed = True
 

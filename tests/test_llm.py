@@ -68,6 +68,17 @@ def test_a_repeated_prompt_is_read_from_the_cache(llm: LLM) -> None:
     assert second.answers == first.answers
 
 
+def test_what_was_cached_is_read_from_the_disk_after_a_restart(model: Path, tmp_path: Path) -> None:
+    settings = {"num_kv_blocks": 64, "kv_cache_dir": str(tmp_path / "cache"), "dtype": "float32"}
+    prompt = list(range(100))
+    with LLM(str(model), **settings) as llm:
+        (first,) = llm.generate([prompt], GREEDY, show_progress=False)
+    with LLM(str(model), **settings) as llm:
+        (again,) = llm.generate([prompt], GREEDY, show_progress=False)
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 96)
+    assert again.answers[0].token_ids == first.answers[0].token_ids
+
+
 def test_public_prefixes_are_a_setting_here_too_and_change_no_answer(llm: LLM, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "prefixes.json"
     common = "the beginning of all prompts, "

@@ -70,6 +70,9 @@ class BlockStore(Protocol):
     def stats(self) -> TierStats:
         """Return counters and gauges."""
 
+    def stats_of_stores(self) -> list[TierStats]:
+        """Return those of each of the stores that this one is made of, or its own if it is of none."""
+
     def close(self, timeout: float) -> None:
         """End, after the queued writes or timeout seconds. Reads that are queued are not answered any more."""
 

@@ -161,6 +161,9 @@ class DiskStore:
                 is_on=self._takes_blocks,
             )
 
+    def stats_of_stores(self) -> list[TierStats]:
+        return [self.stats()]
+
     def wait_idle(self, timeout: float) -> bool:
         """Wait until all that was there is found and all that was queued is done; return whether it was in time."""
         with self._state:

@@ -109,6 +109,9 @@ class MemoryStore:
             is_on=self._is_open,
         )
 
+    def stats_of_stores(self) -> list[TierStats]:
+        return [self.stats()]
+
     def close(self, timeout: float) -> None:
         self._is_open = False
         self._slot_of.clear()

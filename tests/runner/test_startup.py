@@ -94,6 +94,8 @@ def test_a_gpu_that_is_not_there_is_refused(without_weights: Path) -> None:
         start(without_weights, device="cuda")
     with pytest.raises(ConfigError, match="--gpu-memory-utilization needs a GPU"):
         start(without_weights, device="auto", num_kv_blocks=None, gpu_memory_utilization=0.5)
+    with pytest.raises(ConfigError, match="--kv-cache-host-memory needs K/V on a GPU"):
+        start(without_weights, device="auto", kv_cache_host_memory=2**20)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")

@@ -94,4 +94,4 @@ class CacheTiers:
 
     def stats(self) -> list[TierStats]:
         """Return the figures of each tier."""
-        return [self._store.stats()]
+        return self._store.stats_of_stores()
