@@ -2,14 +2,25 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from radixserve.core.public_prefixes import CachePath
 
 # The name of a full block; of a part-filled one the name of the block above, the namespace, and its tokens.
 BlockName = bytes | tuple[bytes, bytes, bytes]
 
 
+class Prefix(NamedTuple):
+    """What tells a pin from others: whose it is, where its blocks lie, and the SHA-256 digest of its tokens."""
+
+    tenant: str | None
+    path: CachePath
+    digest: bytes
+
+
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A prefix of one tenant's, pinned or to be so once a request has computed it.
+    """A prefix that is pinned, or to be so once a request has computed it.
 
     names: of all its blocks. block_ids: those of them that are kept, from the first one on; all unless the last one,
     part-filled, cannot be found yet. num_requests: how many are still to compute the prefix.
@@ -17,7 +28,7 @@ class Pin:
     each is over; all work until the latest. number: that of its entry in the order of expiry.
     """
 
-    tenant: str | None
+    prefix: Prefix
     num_tokens: int
     names: list[BlockName]
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
@@ -32,9 +43,9 @@ class Pin:
         return len(self.block_ids) == len(self.names)
 
     @property
-    def prefix(self) -> tuple[str | None, BlockName]:
-        """What tells this pin from others: whose it is, and the last block, whose name stands for those above."""
-        return self.tenant, self.names[-1]
+    def tenant(self) -> str | None:
+        """Whose it is."""
+        return self.prefix.tenant
 
 
 @dataclass(slots=True, eq=False)

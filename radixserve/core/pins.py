@@ -5,6 +5,7 @@ ones count in the budget, so that none is refused after its prompt was computed.
 each once, however many pins share it, and before there is a block of that name.
 """
 
+import hashlib
 import heapq
 import time
 from array import array
@@ -20,7 +21,8 @@ from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.packed import indices_of
-from radixserve.core.pin import BlockName, Pin, WantedPin
+from radixserve.core.pin import BlockName, Pin, Prefix, WantedPin
+from radixserve.core.public_prefixes import CachePath
 from radixserve.core.radix_tree import RadixTree, Removal
 from radixserve.core.sequence import Request, Sequence
 from radixserve.errors import PinBudgetExceeded
@@ -62,7 +64,7 @@ class Pins(CacheObserver):
         self._tree = tree
         self._keys = keys
         self._clock = clock
-        self._pins: dict[tuple[str | None, BlockName], Pin] = {}
+        self._pins: dict[Prefix, Pin] = {}
         self._pin_of: dict[str, Pin] = {}
         self._num_pins_of = Counter[BlockName]()
         # (when, number, pin), the pin's own number if the entry is still meant: one for each that is made, and not
@@ -100,14 +102,16 @@ class Pins(CacheObserver):
     def reserve(self, sequence: Sequence, wanted: list[PinAt]) -> None:
         """Let a new request, whose one sequence is given, want pins. Raises PinBudgetExceeded; then it wants none."""
         tenant = sequence.request.tenant
-        pins = [Pin(tenant, at.num_tokens, self._names(sequence, at.num_tokens)) for at in wanted]
-        num_new = len({name for pin in pins for name in pin.names} - self._num_pins_of.keys())
+        pins = [self._pin_at(sequence, at.num_tokens) for at in wanted]
+        new = {pin.prefix: pin for pin in pins if pin.prefix not in self._pins}
+        num_new = len({name for pin in new.values() for name in pin.names} - self._num_pins_of.keys())
         if self.num_budgeted_blocks + num_new > self.max_blocks:
             raise self._budget_exceeded(tenant, num_new)
+        self._pins.update(new)
+        for pin in new.values():
+            self._num_pins_of.update(pin.names)
         for pin, at in zip(pins, wanted, strict=True):
-            known = self._pins.setdefault(pin.prefix, pin)
-            if known is pin:
-                self._num_pins_of.update(pin.names)
+            known = self._pins[pin.prefix]
             known.num_requests += 1
             sequence.request.pins.append(WantedPin(known, at.pin_id, at.ttl))
 
@@ -236,6 +240,17 @@ class Pins(CacheObserver):
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         pass
 
+    def _pin_at(self, sequence: Sequence, num_tokens: int) -> Pin:
+        """Return the pin of a sequence's first num_tokens tokens, a new one that is not kept if there is none."""
+        num_blocks = -(-num_tokens // self._tree.block_size)
+        path = self._keys.path_of(sequence)
+        if num_blocks <= path.num_public_blocks:
+            path = CachePath(b"", path.public, num_blocks)
+        # Names cost a hash a block; who comes back turn after turn with what is pinned already needs only this one.
+        digest = hashlib.sha256(memoryview(sequence.token_ids)[:num_tokens]).digest()
+        prefix = Prefix(sequence.request.tenant, path, digest)
+        return self._pins.get(prefix) or Pin(prefix, num_tokens, self._names(sequence, num_tokens))
+
     def _names(self, sequence: Sequence, num_tokens: int) -> list[BlockName]:
         """Return the names of the blocks that hold a sequence's first num_tokens tokens."""
         block_size = self._tree.block_size
@@ -319,7 +334,7 @@ class Pins(CacheObserver):
     def _budget_exceeded(self, tenant: str | None, num_new: int) -> PinBudgetExceeded:
         made = [pin for pin in self._made() if pin.tenant == tenant]
         named = [
-            f"{info.pin_id} ({info.num_blocks} blocks, {ceil(info.seconds_left)} s left)"
+            f"{info.pin_id} ({_blocks(info.num_blocks)}, {ceil(info.seconds_left)} s left)"
             for info in (_shown(pin, self._clock()) for pin in made[:MAX_NAMED_PINS])
         ]
         if len(made) > MAX_NAMED_PINS:
@@ -327,9 +342,9 @@ class Pins(CacheObserver):
         num_made = len({name for pin in made for name in pin.names})
         num_own = len({name for pin in self._pins.values() if pin.tenant == tenant for name in pin.names})
         parts = [f"your pins {', '.join(named)}"] if named else []
-        parts += [f"{num_own - num_made} blocks of your requests under way"] if num_own > num_made else []
+        parts += [f"{_blocks(num_own - num_made)} for your requests under way"] if num_own > num_made else []
         num_others = self.num_budgeted_blocks - num_own
-        parts += [f"{num_others} blocks of others"] if num_others else []
+        parts += [f"{_blocks(num_others)} of others"] if num_others else []
         held = f"held by {'; '.join(parts)}" if parts else "and nothing is pinned"
         return PinBudgetExceeded(
             f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
@@ -342,3 +357,7 @@ def _shown(pin: Pin, now: float) -> PinInfo:
     assert pin.expires_at is not None
     pin_id = max(pin.ids, key=pin.ids.__getitem__)
     return PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), max(pin.expires_at - now, 0.0))
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"

@@ -3,7 +3,7 @@
 import pickle
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from radixserve.core.namespace import is_public, public_namespace_of, tenant_of
 from radixserve.core.public_prefixes import CachePath
 from radixserve.core.sequence import Request, Sequence
 from radixserve.sampling_params import SamplingParams
+from tests.clock import FakeClock
+from tests.core.pin_model import PinModel
 
 # What a slot holds: the namespace of its block, and all tokens up to its own. None: never written, or garbage.
 Prefix = tuple[bytes, tuple[int, ...]]
@@ -53,9 +55,14 @@ class Driver:
         block_size: int,
         *,
         public_prefixes: Tokens[Tokens[int]] = (),
+        clock: Callable[[], float] | None = None,
         **settings: Any,
     ) -> None:
-        self.cache = KVCache(num_blocks, block_size, CacheSettings(public_prefixes=public_prefixes, **settings))
+        clock = clock or FakeClock()
+        self.cache = KVCache(
+            num_blocks, block_size, CacheSettings(public_prefixes=public_prefixes, clock=clock, **settings)
+        )
+        self.pins = PinModel(self.cache, self.path_of, clock)
         self.public_prefixes = public_prefixes
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -197,6 +204,7 @@ class Driver:
         for sequence, num_tokens in rows:
             sequence.num_computed_tokens += num_tokens
             self.cache.commit(sequence)
+            self.pins.make(sequence)
 
     def take_copies(self) -> list[BlockCopy]:
         """Take the step's copies, and note which sequence each is for."""

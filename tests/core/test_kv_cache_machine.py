@@ -21,6 +21,7 @@ from radixserve.core.kv_cache import Answer, Match
 from radixserve.core.namespace import encode_namespace, is_public, tenant_of
 from radixserve.core.radix_tree import xxh3_digest
 from radixserve.core.sequence import Sequence
+from tests.clock import FakeClock
 from tests.core.driver import Driver, Entry, make_sequence
 
 
@@ -59,6 +60,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.first_matches: dict[Sequence, Match] = {}
         self.untold: list[Sequence] = []
         self.clock = count()
+        self.seconds = FakeClock()
 
     @initialize(
         num_blocks=st.integers(1, 28),
@@ -66,6 +68,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         digest=st.sampled_from([xxh3_digest, xxh3_digest, constant_digest, one_bit_digest]),
         public=public_prefixes,
         eviction_policy=st.sampled_from(EVICTION_POLICIES),
+        max_pinned_share=st.sampled_from([0.0, 0.25, 0.5, 0.8, 1.0]),
     )
     def create(
         self,
@@ -74,12 +77,19 @@ class KVCacheMachine(RuleBasedStateMachine):
         digest: Callable[[bytes, bytes], bytes],
         public: list[list[int]],
         eviction_policy: EvictionPolicy,
+        max_pinned_share: float,
     ) -> None:
         whole = [prefix[: len(prefix) // block_size * block_size] for prefix in public]
         self.prompts += whole
         prefixes = list(filter(None, whole))
         self.driver = Driver(
-            num_blocks, block_size, digest=digest, public_prefixes=prefixes, eviction_policy=eviction_policy
+            num_blocks,
+            block_size,
+            digest=digest,
+            public_prefixes=prefixes,
+            eviction_policy=eviction_policy,
+            max_pinned_share=max_pinned_share,
+            clock=self.seconds,
         )
         self.finds_all = digest is xxh3_digest
         self.is_lru = eviction_policy == "lru"
@@ -155,8 +165,8 @@ class KVCacheMachine(RuleBasedStateMachine):
     def fork(self, index: int, token_ids: list[int]) -> None:
         in_use = self.driver.cache.stats().num_in_use_blocks
         parent = self.running[index % len(self.running)]
-        # Of one request, so with all of its prompt where that says where a path is public.
-        num_kept = parent.request.num_prompt_tokens if self.driver.public_prefixes else 0
+        # Of one request, so with all of its prompt where that matters.
+        num_kept = parent.request.num_prompt_tokens if self.must_keep_prompt(parent) else 0
         self.driver.fork(parent, [*parent.token_ids[parent.num_computed_tokens : num_kept], *token_ids])
         assert self.driver.cache.stats().num_in_use_blocks <= in_use
 
@@ -196,15 +206,21 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(1, 12))
     def put_under_pressure(self, num_tokens: int) -> None:
+        self.press(num_tokens)
+
+    def press(self, num_tokens: int) -> None:
         """A request of tokens never seen before comes and is aborted: the longest unheld blocks make room for it."""
         cache = self.driver.cache
         held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        pinned = self.driver.pins.pinned_blocks()
         cached = {block_id for entry in self.driver.entries() for block_id in entry.block_ids} - held
+        assert pinned <= cached | held
+        cached -= pinned
         before = cache.stats()
         sequence = make_sequence([next(self.unseen) for _ in range(num_tokens)])
         num_needed = -(-num_tokens // self.driver.block_size)
         fits = self.driver.admit(sequence, num_tokens)
-        assert fits == (num_needed <= before.num_free_blocks + before.num_cached_blocks)
+        assert fits == (num_needed <= before.num_free_blocks + len(cached))
         if fits:
             assert not cache.take_copies()
             evicted = cached.intersection(sequence.block_table)
@@ -216,6 +232,71 @@ class KVCacheMachine(RuleBasedStateMachine):
             cache.release(sequence)
             self.running.remove(sequence)
 
+    @rule(
+        namespace=namespaces,
+        prompt=prompts,
+        cut=indices,
+        ttl=st.sampled_from([1.0, 5.0, 20.0]),
+        serves=st.sampled_from([True, True, False]),
+    )
+    def pin(self, namespace: bytes, prompt: Prompt, cut: int, ttl: float, serves: bool) -> None:
+        """A request comes that wants the first tokens of its prompt pinned, often all; serves: and it is served."""
+        sequence = self.new_sequence(prompt, namespace)
+        size = sequence.num_tokens
+        if not self.driver.pins.want(sequence, size - (cut % size if cut % 2 else 0), ttl):
+            return
+        self.waiting.append(sequence)
+        if serves:
+            if self.make_room(sequence, size, None):
+                self.driver.execute([(sequence, sequence.num_uncomputed_tokens)])
+                self.end_step()
+                self.end(sequence)
+            self.waiting = [other for other in self.waiting if other is not sequence]
+
+    @precondition(lambda self: self.driver.pins.expires_at)
+    @rule(index=indices, tenant=st.sampled_from([None, *TENANTS]), num_tokens=st.integers(1, 12))
+    def unpin(self, index: int, tenant: str | None, num_tokens: int) -> None:
+        before = self.driver.pins.pinned_blocks()
+        self.driver.pins.unpin(index, tenant)
+        self.note_unpinned(before)
+        self.press(num_tokens)
+
+    @precondition(lambda self: self.driver.pins.expires_at)
+    @rule(seconds=st.sampled_from([0.5, 1.0, 5.0, 20.0]), num_tokens=st.integers(1, 40))
+    def pass_time(self, seconds: float, num_tokens: int) -> None:
+        self.seconds.seconds += seconds
+        before = self.driver.pins.pinned_blocks()
+        self.driver.pins.expire()
+        self.note_unpinned(before)
+        self.press(num_tokens)
+
+    @precondition(lambda self: self.driver.pins.expires_at)
+    @rule(num_tokens=st.integers(1, 60), index=indices, is_new=st.booleans())
+    def break_pins(self, num_tokens: int, index: int, is_new: bool) -> None:
+        """All sequences give way to one that is alone, which gets all blocks that there are, at the cost of pins."""
+        driver, cache = self.driver, self.driver.cache
+        alone = None if is_new or not self.running else self.running[index % len(self.running)]
+        for other in [sequence for sequence in self.running if sequence is not alone]:
+            self.end(other)
+            self.waiting.append(other)
+        before, num_broken = driver.pins.pinned_blocks(), cache.stats().num_broken_pins
+        if alone is None:
+            alone = make_sequence([next(self.unseen) for _ in range(num_tokens)])
+            match = cache.match(alone)
+            fits = driver.admit(alone, num_tokens, match) or (
+                cache.break_pins(alone, num_tokens, match) and driver.admit(alone, num_tokens, match)
+            )
+        else:
+            fits = driver.extend(alone, num_tokens) or (
+                cache.break_pins(alone, num_tokens) and driver.extend(alone, num_tokens)
+            )
+        num_wanted = -(-(alone.num_computed_tokens + num_tokens) // driver.block_size)
+        assert fits or num_wanted >= driver.num_blocks
+        assert driver.pins.take_in_broken() == cache.stats().num_broken_pins - num_broken
+        self.note_unpinned(before)
+        if fits:
+            self.fail(alone)
+
     @precondition(lambda self: len(self.prompts) > 8)
     @rule(tenant=st.sampled_from(TENANTS))
     def reset(self, tenant: str | None) -> None:
@@ -224,7 +305,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         before = driver.findable()
         concerned = {i for i, (namespace, _) in before.items() if tenant in (None, tenant_of(namespace))}
         held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        pinned = driver.pins.pinned_blocks()
         assert cache.reset(tenant) == (len(concerned - held), len(concerned & held))
+        driver.pins.reset(tenant)
+        self.note_unpinned(pinned)
         assert driver.findable() == {i: prefix for i, prefix in before.items() if i in held or i not in concerned}
 
     @rule(namespace=namespaces, prompt=prompts)
@@ -234,6 +318,9 @@ class KVCacheMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         self.driver.check()
+        self.driver.pins.forget_all_but({sequence.request for sequence in [*self.running, *self.waiting]})
+        running = {sequence.request for sequence in self.running}
+        self.driver.pins.check(running, self.driver.findable().keys(), finds_all=self.finds_all)
         if self.finds_all:
             size = self.driver.block_size
             for sequence in self.running:
@@ -276,6 +363,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert match.num_tokens == len(entry.token_ids)
         assert tuple(match.block_ids) == entry.block_ids[: len(entry.token_ids) // self.driver.block_size]
         held = {block_id for sequence in self.running for block_id in sequence.block_table}
+        held |= self.driver.pins.pinned_blocks()
         assert self.driver.cache.num_held_blocks(match) == len(held.intersection(match.block_ids))
 
     def new_sequence(self, prompt: Prompt, namespace: bytes) -> Sequence:
@@ -313,15 +401,19 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.note_held()
         self.prompts.append(sequence.token_ids.tolist())
         num_computed = sequence.num_computed_tokens
-        # A draft is no part of the prompt, which alone says where a path is public, and what is not computed goes, too.
+        # A draft is no part of the prompt, and what is not computed goes, too.
         num_drafts = num_computed - sequence.request.num_prompt_tokens
-        if self.driver.public_prefixes and num_drafts < 0:
+        if self.must_keep_prompt(sequence) and num_drafts < 0:
             return
-        most = num_drafts if self.driver.public_prefixes else num_computed
+        most = num_drafts if self.must_keep_prompt(sequence) else num_computed
         num_given_up = cut % (most + 1) if cut % 3 == 0 else min(cut % 5, most)
         self.driver.truncate(sequence, num_computed - num_given_up, token_ids)
         self.first_matches.pop(sequence, None)
         self.note_held()
+
+    def must_keep_prompt(self, sequence: Sequence) -> bool:
+        """Whether something depends on a prompt being what it was: where its path is public, or a pin."""
+        return bool(self.driver.public_prefixes) or sequence.request in self.driver.pins.users
 
     def end(self, sequence: Sequence) -> None:
         self.driver.cache.commit(sequence)
@@ -332,6 +424,17 @@ class KVCacheMachine(RuleBasedStateMachine):
     def end_step(self) -> None:
         self.note_held()
         self.driver.end_step()
+
+    def fail(self, sequence: Sequence) -> None:
+        """End a sequence that has room for its next tokens, which are not computed."""
+        self.driver.take_copies()
+        self.end(sequence)
+        self.end_step()
+
+    def note_unpinned(self, pinned: set[int]) -> None:
+        """Let blocks that were pinned and are not any more be as if they were held until now."""
+        now = next(self.clock)
+        self.last_held.update(dict.fromkeys(pinned - self.driver.pins.pinned_blocks(), now))
 
     def note_held(self) -> None:
         """Remember when each block was last held, by a sequence or as the source of a copy."""

@@ -17,7 +17,7 @@ from radixserve.engine.client import THREAD_ENVIRONMENT, ProcessClient
 from radixserve.engine.in_process import in_process_engine
 from radixserve.errors import ConfigError, EngineDied, EngineUnavailable, RequestFailed
 from radixserve.grammar import Grammar
-from radixserve.protocol import AddRequest, CacheWasReset, ResetCache, ShowTenant
+from radixserve.protocol import AddRequest, CacheWasReset, PinAt, ResetCache, ShowTenant
 from radixserve.sampling_params import SamplingParams
 from tests.tiny_engine import write_tiny_engine
 
@@ -69,6 +69,17 @@ async def test_the_engine_process_answers_as_one_in_this_process(config: EngineC
     assert shown[0].num_cached_blocks > 0
     assert len(results[0][0].answers[1].token_ids) == 20
     assert {answer.text for answer in results[0][1].answers} <= {"yes", "no"}
+
+
+async def test_an_idle_engine_tells_that_the_time_of_a_pin_is_over(config: EngineConfig) -> None:
+    engine = AsyncEngine(config)
+    await engine.start()
+    async for _ in engine.generate([1, 2, 3], SamplingParams(max_tokens=1), pins=[PinAt("p", 3, 0.2)]):
+        pass
+    async with asyncio.timeout(20):
+        while engine.stats is None or engine.stats.cache.num_pinned_blocks:
+            await asyncio.sleep(0)
+    await engine.close()
 
 
 async def test_who_has_reset_the_cache_finds_it_empty(config: EngineConfig) -> None:
