@@ -154,7 +154,8 @@ class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
     cached prompt of its namespace shares with it, at least num_hit_tokens and at most num_tokens.
     lost: None if nothing is known to be lost behind the hit. others: cached prompts of the same namespace that share
     num_common_tokens with it and hold more, the one used last first, at most 4. None if it goes on where they end.
-    num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts.
+    num_tokens_elsewhere: the longest match in the tenant's namespaces of other salts. num_stored_tokens: those right
+    behind the hit that a lower tier has, from which they would be read.
     """
 
     num_tokens: int
@@ -163,6 +164,7 @@ class PromptFacts(msgspec.Struct, frozen=True, tag="prompt_facts"):
     lost: LostPrefix | None
     others: list[OtherPrompt]
     num_tokens_elsewhere: int
+    num_stored_tokens: int = 0
 
 
 class Unpin(msgspec.Struct, frozen=True, tag="unpin"):

@@ -36,6 +36,7 @@ def explain(cache: KVCache, command: ExplainPrompt) -> PromptFacts:
         lost=cache.lost.behind(sequence, num_hit_tokens),
         others=others,
         num_tokens_elsewhere=_num_tokens_elsewhere(cache, sequence) if command.sees_other_namespaces else 0,
+        num_stored_tokens=_num_stored_tokens(cache, sequence, num_hit_tokens),
     )
 
 
@@ -80,6 +81,17 @@ def _num_tokens_elsewhere(cache: KVCache, sequence: Sequence) -> int:
         longest = max(longest, _find(cache, twin).num_tokens)
         num_hashed_blocks += len(twin.digests)
     return longest
+
+
+def _num_stored_tokens(cache: KVCache, sequence: Sequence, num_hit_tokens: int) -> int:
+    """Return how many of a sequence's tokens right behind its hit a lower tier has."""
+    if cache.store is None:
+        return 0
+    first, end = num_hit_tokens // cache.block_size, sequence.num_reusable_tokens // cache.block_size
+    index = first
+    while index < end and cache.store.contains(cache.keys.name_of(sequence, index)):
+        index += 1
+    return max(index * cache.block_size - num_hit_tokens, 0)
 
 
 def _sequence(token_ids: "array[int]", namespace: bytes) -> Sequence:

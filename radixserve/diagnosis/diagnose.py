@@ -3,6 +3,7 @@
 from array import array
 from contextlib import suppress
 
+import msgspec
 from msgspec import UNSET
 
 from radixserve.diagnosis.comparison import Comparison
@@ -34,9 +35,10 @@ def diagnose(
 
     facts: the engine's, of the prompt's token ids. sees_other_namespaces: whether the engine was to look there.
     """
-    num_missing = facts.num_tokens - facts.num_hit_tokens
-    lost = facts.lost
-    num_gained = facts.num_tokens_elsewhere - facts.num_hit_tokens
+    num_cached = facts.num_hit_tokens + facts.num_stored_tokens
+    num_missing = facts.num_tokens - num_cached
+    lost = _lost_for_good(facts)
+    num_gained = facts.num_tokens_elsewhere - num_cached
     divergence = None
     cause: Cause
     # The last token is always computed, to have something to go on from.
@@ -51,8 +53,9 @@ def diagnose(
     is_expected = cause in ("none", "never_computed", "reset")
     return Diagnosis(
         prompt_tokens=facts.num_tokens,
-        cached_tokens=facts.num_hit_tokens,
-        verdict=verdict_of(cause, facts, divergence, sees_other_namespaces=sees_other_namespaces),
+        cached_tokens=num_cached,
+        tier_tokens=facts.num_stored_tokens,
+        verdict=verdict_of(cause, facts, lost, divergence, sees_other_namespaces=sees_other_namespaces),
         is_expected=is_expected,
         cause=cause,
         divergence=UNSET if divergence is None else divergence,
@@ -65,6 +68,14 @@ def _explains(num_tokens: int, num_missing: int) -> bool:
     return num_tokens >= min(_MANY_TOKENS, (num_missing + 1) // 2)
 
 
+def _lost_for_good(facts: PromptFacts) -> LostPrefix | None:
+    """Return what was lost behind all that is cached; what a lower tier has is not."""
+    lost = facts.lost
+    if lost is None or lost.num_tokens <= facts.num_stored_tokens:
+        return None
+    return msgspec.structs.replace(lost, num_tokens=lost.num_tokens - facts.num_stored_tokens)
+
+
 def _loss(lost: LostPrefix) -> Loss:
     return Loss(tokens=lost.num_tokens, seconds_ago=lost.seconds_ago, idle_seconds=lost.idle_seconds)
 
@@ -72,7 +83,7 @@ def _loss(lost: LostPrefix) -> Loss:
 def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) -> tuple[Cause, Divergence | None]:
     """Return what the cached prompts that begin in the same way explain."""
     if not facts.others:
-        return ("none" if facts.num_hit_tokens else "never_computed"), None
+        return ("none" if facts.num_hit_tokens + facts.num_stored_tokens else "never_computed"), None
     boilerplate = _boilerplate(prompt, tokenizer)
     comparisons = [
         Comparison(

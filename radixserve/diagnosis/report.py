@@ -54,11 +54,13 @@ class OtherNamespace(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What a request would read from the cache, and why not more.
 
-    is_expected: nothing is wrong with how the prompt is written and the cache is used.
+    tier_tokens: those of the cached tokens that would come from a lower tier. is_expected: nothing is wrong with how
+    the prompt is written and the cache is used.
     """
 
     prompt_tokens: int
     cached_tokens: int
+    tier_tokens: int
     verdict: str
     is_expected: bool
     cause: Cause

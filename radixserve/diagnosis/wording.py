@@ -1,7 +1,7 @@
 """Verdicts: a short sentence for people."""
 
 from radixserve.diagnosis.report import Cause, Divergence, Pattern
-from radixserve.protocol import PromptFacts
+from radixserve.protocol import LostPrefix, PromptFacts
 
 _WHAT: dict[Pattern, str] = {
     "timestamp": "a time or date changed",
@@ -16,14 +16,23 @@ _WHAT: dict[Pattern, str] = {
 }
 
 
-def verdict_of(cause: Cause, facts: PromptFacts, divergence: Divergence | None, *, sees_other_namespaces: bool) -> str:
-    """Return what became of a prompt, and why."""
-    hit = f"{facts.num_hit_tokens} of {facts.num_tokens} tokens hit"
-    lost = facts.lost
+def verdict_of(
+    cause: Cause,
+    facts: PromptFacts,
+    lost: LostPrefix | None,
+    divergence: Divergence | None,
+    *,
+    sees_other_namespaces: bool,
+) -> str:
+    """Return what became of a prompt, and why. lost: behind all that is cached."""
+    num_cached = facts.num_hit_tokens + facts.num_stored_tokens
+    hit = f"{num_cached} of {facts.num_tokens} tokens hit"
+    if facts.num_stored_tokens:
+        hit += f" ({facts.num_stored_tokens} of them in a lower tier)"
     if divergence is not None:
         return f"{hit}: {_WHAT[divergence.pattern]} at token {divergence.position}, in {_place(divergence)}"
     if cause == "none":
-        if facts.num_hit_tokens >= facts.num_tokens - 1:
+        if num_cached >= facts.num_tokens - 1:
             return f"nothing wrong: {hit}, all that can (the last one is always computed)"
         return f"nothing wrong: {hit}, and the rest goes on where a cached prompt ends"
     if cause == "other_namespace":
@@ -32,7 +41,7 @@ def verdict_of(cause: Cause, facts: PromptFacts, divergence: Divergence | None, 
             "same salt with every request of one user, or none"
         )
     if cause == "never_computed" or lost is None:
-        rest = "the rest is new" if facts.num_hit_tokens else "nothing that begins like it was computed before"
+        rest = "the rest is new" if num_cached else "nothing that begins like it was computed before"
         unseen = "" if sees_other_namespaces else " (prompts under other salts were not looked at)"
         return f"nothing wrong: {hit}, and {rest}{unseen}"
     ago = f"{_seconds(lost.seconds_ago)} ago"

@@ -14,6 +14,7 @@ REQUEST = {"messages": [{"role": "user", "content": "hi"}]}
 DIVERGED: dict[str, Any] = {
     "prompt_tokens": 90,
     "cached_tokens": 20,
+    "tier_tokens": 0,
     "verdict": "20 of 90 tokens hit: a time or date changed at token 20, in messages[0], the system",
     "is_expected": False,
     "cause": "diverged",
@@ -61,6 +62,7 @@ def test_what_is_as_expected_is_a_line(fake: FakeCacheServer, file: str, capsys:
     fake.answers[ROUTE] = {
         "prompt_tokens": 9,
         "cached_tokens": 8,
+        "tier_tokens": 0,
         "verdict": "nothing wrong: 8 of 9 tokens hit",
         "is_expected": True,
         "cause": "none",

@@ -7,7 +7,8 @@ import pytest
 
 from radixserve.diagnosis.diagnose import diagnose
 from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
-from radixserve.protocol import OtherPrompt, PromptFacts
+from radixserve.diagnosis.report import Loss
+from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message
 from tests.diagnosis.talks import TEMPLATES, Model, assistant, system, tool, user
 from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS
@@ -137,6 +138,20 @@ def test_a_cached_prompt_that_holds_all_of_it_leaves_nothing_to_explain(models: 
     facts = PromptFacts(len(token_ids), 10, len(token_ids), None, [rest], 0)
     prompt = DiagnosedPrompt(token_ids, Conversation(TALK, model.encode))
     assert diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=True).cause == "none"
+
+
+@pytest.mark.parametrize(
+    ("num_stored", "cause", "num_lost"), [(90, "none", 0), (96, "none", 0), (48, "evicted", 42), (0, "evicted", 90)]
+)
+def test_what_a_lower_tier_has_is_not_lost(
+    models: dict[str, Model], num_stored: int, cause: str, num_lost: int
+) -> None:
+    lost = LostPrefix(90, "evicted", 5.0, 9.0)
+    facts = PromptFacts(107, 10, 10, lost, [], 0, num_stored)
+    prompt = DiagnosedPrompt(list(range(107)), None)
+    diagnosis = diagnose(prompt, facts, models["chatml"].tokenizer, sees_other_namespaces=True)
+    assert (diagnosis.cached_tokens, diagnosis.tier_tokens, diagnosis.cause) == (10 + num_stored, num_stored, cause)
+    assert num_lost == (diagnosis.lost.tokens if isinstance(diagnosis.lost, Loss) else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """An engine with a store below its cache: what was evicted comes back, and nothing else changes."""
 
 import random
+from array import array
 from collections.abc import Callable
 
 import pytest
 
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.tiers import choice
-from radixserve.protocol import SaveCache, SaveProgress
+from radixserve.protocol import ExplainPrompt, PromptFacts, SaveCache, SaveProgress
 from tests.engine.harness import BLOCK_SIZE, Harness, MakeHarness, ids
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES
@@ -50,6 +51,16 @@ def test_what_was_evicted_comes_back_to_the_last_whole_block(make_tiered: MakeTi
     again = harness.ask(prompt)
     assert again.num_cached_tokens == 96
     assert again.answers[0].token_ids == first.answers[0].token_ids
+
+
+def test_explain_counts_what_a_tier_has(make_tiered: MakeTiered) -> None:
+    harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness)
+    facts = harness.core.control(ExplainPrompt(array("i", prompt).tobytes(), b"", False))
+    assert isinstance(facts, PromptFacts)
+    assert facts.num_hit_tokens + facts.num_stored_tokens == harness.ask(prompt).num_cached_tokens == 96
 
 
 def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:
