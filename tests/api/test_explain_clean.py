@@ -37,7 +37,7 @@ def assert_clean(diagnosis: dict[str, Any], cause: str) -> None:
     assert diagnosis["is_expected"] is True, diagnosis
     assert diagnosis["cause"] == cause, diagnosis
     assert diagnosis["verdict"].startswith("nothing wrong")
-    assert diagnosis.keys() == {"prompt_tokens", "cached_tokens", "verdict", "is_expected", "cause"}
+    assert diagnosis.keys() == {"prompt_tokens", "cached_tokens", "tier_tokens", "verdict", "is_expected", "cause"}
 
 
 async def test_a_conversation_that_goes_on(talk: Talk) -> None:
