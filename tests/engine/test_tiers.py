@@ -62,6 +62,24 @@ def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch:
     assert max(len(b.loads.block_ids) for b in harness.executor.batches if b.loads is not None) == 3
 
 
+def test_beside_rows_a_step_loads_little(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixserve.core.tiers.loading.MAX_LOADED_BYTES_BUSY", 2 * SLOT_BYTES * BLOCK_SIZE)
+    harness, store = make_tiered(num_blocks=24, max_num_batched_tokens=256)
+    prompt = ids(3, 200)
+    expected = harness.ask(prompt)
+    flood(harness)
+    harness.add(ids(9, 20), max_tokens=40)
+    harness.step()
+    num_read = store.num_read
+    again = harness.ask(prompt)
+    assert again.num_cached_tokens == 192
+    assert again.answers[0].token_ids == expected.answers[0].token_ids
+    assert store.num_read == num_read + 12
+    loads = [batch for batch in harness.executor.batches if batch.loads is not None]
+    assert [len(batch.loads.block_ids) for batch in loads if batch.loads is not None] == [2] * 6
+    assert all(batch.rows for batch in loads)
+
+
 def test_a_new_engine_over_the_same_store_finds_what_the_last_one_saved(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
     prompts = [ids(start, 90) for start in range(5)]

@@ -13,7 +13,7 @@ from radixserve.core.tiers.spilling import Spills
 from radixserve.protocol import SaveProgress, TierStats
 
 # What one step copies out for a save: little beside what a step computes, and more where it computes nothing.
-MAX_SAVED_BYTES_BUSY = 4 * 2**20
+MAX_SAVED_BYTES_BUSY = 2 * 2**20
 MAX_SAVED_BYTES_IDLE = 32 * 2**20
 # How often an engine that has nothing else to do looks for what was read or written.
 POLL_SECONDS = 0.002
@@ -53,10 +53,13 @@ class CacheTiers:
         """Whether a waiting sequence, of which match is cached, is to wait for blocks that are being read."""
         return self._loads.awaits(sequence, match)
 
-    def schedule_loads(self, num_spare_blocks: int) -> BlockLoads | None:
-        """Return what the step copies into the pool. num_spare_blocks: how many nobody who runs is going to need."""
+    def schedule_loads(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
+        """Return what the step copies into the pool.
+
+        num_spare_blocks: how many nobody who runs is going to need. is_busy: the step computes something too.
+        """
         self._polled_at = self._clock()
-        return self._loads.schedule(num_spare_blocks)
+        return self._loads.schedule(num_spare_blocks, is_busy=is_busy)
 
     def schedule_spills(self, *, is_busy: bool) -> "array[int]":
         """Return what the step copies out of the pool, once all room is allocated. is_busy: it computes something."""
