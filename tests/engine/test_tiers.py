@@ -282,6 +282,17 @@ def test_answers_are_those_without_a_tier(
     assert any(batch.loads is not None for batch in tiered.executor.batches)
 
 
+def test_what_the_store_has_no_room_for_is_counted_and_computed_again(make_tiered: MakeTiered) -> None:
+    harness, store = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    store.max_queued = 0
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness)
+    assert harness.ask(prompt).num_cached_tokens == 0
+    (tier,) = harness.stats.cache.tiers
+    assert (tier.num_blocks, tier.num_dropped_blocks > 6) == (0, True)
+
+
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
     harness.core.close()

@@ -126,7 +126,9 @@ class Loads:
             parts.append(load.blocks)
             num_spare_blocks -= num_blocks
             num_left -= num_blocks
-        return BlockLoads(block_ids, np.concatenate(parts)) if parts else None
+        if not parts:
+            return None
+        return BlockLoads(block_ids, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def finish(self, *, has_failed: bool = False) -> None:
         """Let those find the blocks that the step has loaded, and read on behind them. has_failed: it has not."""
