@@ -77,6 +77,7 @@ class TieredCacheMachine(KVCacheMachine):
 
     @rule(max_queued=st.sampled_from([0, 1, 3, 1000, 1000]))
     def fill_queue(self, max_queued: int) -> None:
+        self.run_step()  # what waits to be copied out has room
         self.tiered.store.max_queued = max_queued
 
     @rule()
