@@ -188,7 +188,8 @@ class Scheduler:
         budget = self._schedule_running(self._limits.max_num_batched_tokens)
         loads = None
         if self._tiers is not None:
-            loads = self._tiers.schedule_loads(self._running.num_spare_blocks())
+            num_spare_blocks = self._running.num_spare_blocks()
+            loads = self._tiers.schedule_loads(num_spare_blocks, is_busy=bool(self._scheduled))
         self._admission.admit(self._scheduled, budget)
         spills = array("i")
         if self._tiers is not None:

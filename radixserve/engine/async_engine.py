@@ -288,7 +288,8 @@ class AsyncEngine:
             _log.warning("the cache was not saved: %s", error)
         else:
             if progress.error is not None:
-                _log.warning("the cache was not saved: %s", progress.error)
+                # The store has warned when that came about.
+                _log.info("the cache was not saved: %s", progress.error)
 
     def _unavailable(self) -> EngineUnavailable:
         status = "draining" if self._is_draining else self.status

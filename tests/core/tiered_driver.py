@@ -15,7 +15,7 @@ from radixserve.core.tiers.tiers import CacheTiers
 from tests.core.driver import Driver, Prefix
 from tests.fake_store import FakeStore
 
-_SLOT_BYTES = 8
+SLOT_BYTES = 8
 
 
 class ShadowStore(FakeStore):
@@ -25,7 +25,7 @@ class ShadowStore(FakeStore):
     """
 
     def __init__(self, block_size: int) -> None:
-        super().__init__(_SLOT_BYTES * block_size)
+        super().__init__(SLOT_BYTES * block_size)
         self.contents: list[Prefix | None] = []
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
@@ -80,6 +80,7 @@ class TieredDriver(Driver):
         self.cache.add_observer(self._released)
         self._held: set[int] = set()
         self._settings = settings
+        self._num_steps = 0
 
     def restarted(self) -> "TieredDriver":
         """Return one with an empty cache over the same store."""
@@ -94,7 +95,8 @@ class TieredDriver(Driver):
 
     def execute(self, rows: list[tuple[Sequence, int]]) -> None:
         """Copy blocks out, then in, then run the rows, which may copy and write what was copied out or in."""
-        loads = self._schedule_loads()
+        self._num_steps += 1
+        loads = self._schedule_loads(is_busy=self._num_steps % 2 == 0)
         spilled = self.store.pack([self._block(i) for i in self.tiers.schedule_spills(is_busy=bool(rows))])
         for block_id, content in loads:
             for offset, prefix in enumerate(content):
@@ -106,7 +108,7 @@ class TieredDriver(Driver):
 
     def fail(self) -> None:
         """Lose a step after it was scheduled: what was to be loaded into is garbage."""
-        for block_id, content in self._schedule_loads():
+        for block_id, content in self._schedule_loads(is_busy=False):
             for offset in range(len(content)):
                 self.shadow[block_id, offset] = None
         self.tiers.schedule_spills(is_busy=False)
@@ -129,9 +131,9 @@ class TieredDriver(Driver):
     def _stored_blocks(self) -> list[list[Prefix | None]]:
         return self.store.unpack(np.stack(list(self.store.blocks.values()))) if self.store.blocks else []
 
-    def _schedule_loads(self) -> list[tuple[int, list[Prefix | None]]]:
+    def _schedule_loads(self, *, is_busy: bool) -> list[tuple[int, list[Prefix | None]]]:
         was_findable = self.findable()
-        loads = self.tiers.schedule_loads(self.cache.num_available_blocks)
+        loads = self.tiers.schedule_loads(self.cache.num_available_blocks, is_busy=is_busy)
         self._count_evicted(was_findable, None)
         if loads is None:
             return []

@@ -73,6 +73,24 @@ def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch:
     assert max(len(b.loads.block_ids) for b in harness.executor.batches if b.loads is not None) == 3
 
 
+def test_beside_rows_a_step_loads_little(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixserve.core.tiers.loading.MAX_LOADED_BYTES_BUSY", 2 * SLOT_BYTES * BLOCK_SIZE)
+    harness, store = make_tiered(num_blocks=24, max_num_batched_tokens=256)
+    prompt = ids(3, 200)
+    expected = harness.ask(prompt)
+    flood(harness)
+    harness.add(ids(9, 20), max_tokens=40)
+    harness.step()
+    num_read = store.num_read
+    again = harness.ask(prompt)
+    assert again.num_cached_tokens == 192
+    assert again.answers[0].token_ids == expected.answers[0].token_ids
+    assert store.num_read == num_read + 12
+    loads = [batch for batch in harness.executor.batches if batch.loads is not None]
+    assert [len(batch.loads.block_ids) for batch in loads if batch.loads is not None] == [2] * 6
+    assert all(batch.rows for batch in loads)
+
+
 def test_a_new_engine_over_the_same_store_finds_what_the_last_one_saved(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
     prompts = [ids(start, 90) for start in range(5)]
@@ -273,6 +291,17 @@ def test_answers_are_those_without_a_tier(
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in wanted]
     assert tiered.stats.num_preemptions
     assert any(batch.loads is not None for batch in tiered.executor.batches)
+
+
+def test_what_the_store_has_no_room_for_is_counted_and_computed_again(make_tiered: MakeTiered) -> None:
+    harness, store = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    store.max_queued = 0
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness)
+    assert harness.ask(prompt).num_cached_tokens == 0
+    (tier,) = harness.stats.cache.tiers
+    assert (tier.num_blocks, tier.num_dropped_blocks > 6) == (0, True)
 
 
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:

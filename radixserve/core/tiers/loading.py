@@ -15,8 +15,10 @@ from radixserve.core.tiers.block_names import BlockNames
 from radixserve.core.tiers.choice import Rates, is_reading_faster, patience
 from radixserve.core.tiers.load_wait import LoadWait
 
-# A long prefix is read, and copied into the pool, in parts of so many bytes, so that no step is held up by it.
+# A long prefix is read in parts of so many bytes, and a step copies one of them into the pool: but less beside rows, so
+# that these are not held up. 4 MiB take a millisecond.
 MAX_READ_BYTES = 32 * 2**20
+MAX_LOADED_BYTES_BUSY = 4 * 2**20
 # So many reads are under way at most: what they have found lies in memory until a step takes it.
 MAX_READS = 4
 # Each so manieth time that computing seems faster, a read is tried all the same: what a disk can do changes.
@@ -35,6 +37,15 @@ class _Read:
     index: int
     names: list[bytes]
     blocks: BlockBytes | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class _Load:
+    """What a step copies into the pool of a read. is_last: no more of it is left."""
+
+    read: _Read
+    blocks: BlockBytes
+    is_last: bool
 
 
 class Loads:
@@ -59,7 +70,7 @@ class Loads:
         self._arrived: deque[_Read] = deque()
         # Each block on its way into the tree.
         self._coming: dict[bytes, _Read] = {}
-        self._loading: list[tuple[_Read, int]] = []
+        self._loading: list[_Load] = []
         self._num_refusals = 0
         self.compute_rate: float | None = None
 
@@ -92,38 +103,47 @@ class Loads:
         wait.is_over |= self._clock() >= wait.deadline
         return not wait.is_over
 
-    def schedule(self, num_spare_blocks: int) -> BlockLoads | None:
-        """Return what the step copies into the pool, into blocks that nobody who runs is going to need."""
+    def schedule(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
+        """Return what the step copies into the pool, into blocks that nobody who runs is going to need.
+
+        is_busy: the step computes something too.
+        """
         for ticket, blocks in self._store.completed():
             read = self._reads.pop(ticket)
             read.blocks = blocks
             self._arrived.append(read)
-        num_left = self._max_blocks
+        num_left = max(MAX_LOADED_BYTES_BUSY // self._store.block_bytes, 1) if is_busy else self._max_blocks
         block_ids, parts = array("i"), []
         while self._arrived and num_left > 0:
             read = self._arrived.popleft()
-            assert read.blocks is not None
-            num_blocks = self._allocate(read, min(num_spare_blocks, self._cache.num_available_blocks))
-            if not num_blocks:
+            load = self._allocate(read, num_left, min(num_spare_blocks, self._cache.num_available_blocks))
+            if load is None:
                 self._forget(read)
                 continue
-            self._loading.append((read, num_blocks))
+            self._loading.append(load)
+            num_blocks = len(load.blocks)
             block_ids += read.loader.block_table[-num_blocks:]
-            parts.append(read.blocks[len(read.blocks) - num_blocks :])
+            parts.append(load.blocks)
             num_spare_blocks -= num_blocks
             num_left -= num_blocks
-        return BlockLoads(block_ids, np.concatenate(parts)) if parts else None
+        if not parts:
+            return None
+        return BlockLoads(block_ids, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def finish(self, *, has_failed: bool = False) -> None:
         """Let those find the blocks that the step has loaded, and read on behind them. has_failed: it has not."""
         loading, self._loading = self._loading, []
-        for read, num_blocks in loading:
+        for load in reversed(loading):
+            read, loader = load.read, load.read.loader
             if not has_failed:
-                read.loader.num_computed_tokens += num_blocks * self._cache.block_size
-                self._cache.commit(read.loader)
-            self._cache.release(read.loader)
-            self._forget(read)
-        for read, _ in loading:
+                loader.num_computed_tokens += len(load.blocks) * self._cache.block_size
+                self._cache.commit(loader)
+            self._cache.release(loader)
+            if load.is_last or has_failed:
+                self._forget(read)
+            else:
+                self._arrived.appendleft(read)
+        for read in (load.read for load in loading):
             if read.sequence.status is SequenceStatus.WAITING:
                 self.awaits(read.sequence, self._cache.match(read.sequence))
 
@@ -166,10 +186,10 @@ class Loads:
             self._store.read(ticket, names)
         return True
 
-    def _allocate(self, read: _Read, num_room: int) -> int:
-        """Make room for what was read behind what is cached, and return how many blocks that is.
+    def _allocate(self, read: _Read, max_blocks: int, num_room: int) -> _Load | None:
+        """Make room for what was read behind what is cached, at most max_blocks, and return it.
 
-        0: there is no room, the prefix is cached no longer, or the blocks are there already.
+        None: there is no room for all of it, the prefix is cached no longer, or the blocks are there already.
         """
         assert read.blocks is not None
         size, end = self._cache.block_size, read.index + len(read.blocks)
@@ -178,13 +198,15 @@ class Loads:
         match = self._cache.match(loader)
         first = len(match.block_ids)
         if not read.index <= first < end or end - first > num_room:
-            return 0
+            return None
+        num_blocks = min(end - first, max_blocks)
         match = match._replace(num_tokens=first * size, partial_block_id=None)
-        if not self._cache.allocate(loader, (end - first) * size, match):
-            return 0
+        if not self._cache.allocate(loader, num_blocks * size, match):
+            return None
         # To the order of eviction, what its request does next continues this.
         read.sequence.use = loader.use
-        return end - first
+        start = first - read.index
+        return _Load(read, read.blocks[start : start + num_blocks], is_last=first + num_blocks == end)
 
     def _forget(self, read: _Read) -> None:
         for name in read.names:

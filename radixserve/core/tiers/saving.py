@@ -30,8 +30,12 @@ class Save:
         """Whether all blocks were looked at."""
         return not self._parts
 
-    def collect(self, max_blocks: int) -> None:
-        """Add up to max_blocks blocks to the spills of a step that is scheduled, as far as the store has room."""
+    def collect(self, max_blocks: int) -> bool:
+        """Add up to max_blocks blocks to the spills of a step that is scheduled, as far as the store has room.
+
+        Returns whether it has come further.
+        """
+        num_left = self._num_left()
         while self._parts and max_blocks > 0:
             block_ids, names = self._parts[-1]
             part = block_ids[:max_blocks]
@@ -44,13 +48,14 @@ class Save:
             self._num_saved += num_added
             self._num_room -= num_added
             if num_lacking:
-                return
+                return num_added > 0
             max_blocks -= len(part)
             self._parts[-1] = block_ids[len(part) :], names[len(part) :]
             if not self._parts[-1][0]:
                 self._parts.pop()
         if self._num_room <= 0:
             self._parts.clear()
+        return self._num_left() < num_left
 
     def progress(self) -> SaveProgress:
         """Return how far it is; the blocks in the queue of the store are left to write."""

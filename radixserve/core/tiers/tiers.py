@@ -2,6 +2,8 @@
 
 from array import array
 
+import msgspec
+
 from radixserve.core.batch import BlockLoads, SampledTokens, ScheduledBatch
 from radixserve.core.block_store import BlockStore
 from radixserve.core.kv_cache import KVCache, Match
@@ -13,10 +15,11 @@ from radixserve.core.tiers.spilling import Spills
 from radixserve.protocol import SaveProgress, TierStats
 
 # What one step copies out for a save: little beside what a step computes, and more where it computes nothing.
-MAX_SAVED_BYTES_BUSY = 4 * 2**20
+MAX_SAVED_BYTES_BUSY = 2 * 2**20
 MAX_SAVED_BYTES_IDLE = 32 * 2**20
-# How often an engine that has nothing else to do looks for what was read or written.
-POLL_SECONDS = 0.002
+# How often an engine that has nothing else to do looks for what was read or written: at first, and when nothing comes.
+MIN_POLL_SECONDS = 0.002
+MAX_POLL_SECONDS = 0.02
 # How much the last step counts in the measured time of computing.
 _WEIGHT = 0.2
 
@@ -38,6 +41,7 @@ class CacheTiers:
         self._loads = Loads(cache, store, self._names)
         self._save: Save | None = None
         self._polled_at = 0.0
+        self._poll_seconds = MIN_POLL_SECONDS
 
     @property
     def is_under_way(self) -> bool:
@@ -47,22 +51,29 @@ class CacheTiers:
     @property
     def seconds_until_poll(self) -> float | None:
         """For how long an engine without other work can wait for a store; None if for nothing of it."""
-        return max(self._polled_at + POLL_SECONDS - self._clock(), 0.0) if self.is_under_way else None
+        return max(self._polled_at + self._poll_seconds - self._clock(), 0.0) if self.is_under_way else None
 
     def awaits(self, sequence: Sequence, match: Match) -> bool:
         """Whether a waiting sequence, of which match is cached, is to wait for blocks that are being read."""
         return self._loads.awaits(sequence, match)
 
-    def schedule_loads(self, num_spare_blocks: int) -> BlockLoads | None:
-        """Return what the step copies into the pool. num_spare_blocks: how many nobody who runs is going to need."""
+    def schedule_loads(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
+        """Return what the step copies into the pool.
+
+        num_spare_blocks: how many nobody who runs is going to need. is_busy: the step computes something too.
+        """
         self._polled_at = self._clock()
-        return self._loads.schedule(num_spare_blocks)
+        loads = self._loads.schedule(num_spare_blocks, is_busy=is_busy)
+        has_come = loads is not None or not self.is_under_way
+        self._poll_seconds = MIN_POLL_SECONDS if has_come else min(2 * self._poll_seconds, MAX_POLL_SECONDS)
+        return loads
 
     def schedule_spills(self, *, is_busy: bool) -> "array[int]":
         """Return what the step copies out of the pool, once all room is allocated. is_busy: it computes something."""
         if self._save is not None:
             num_bytes = MAX_SAVED_BYTES_BUSY if is_busy else MAX_SAVED_BYTES_IDLE
-            self._save.collect(max(num_bytes // self._store.block_bytes, 1))
+            if self._save.collect(max(num_bytes // self._store.block_bytes, 1)):
+                self._poll_seconds = MIN_POLL_SECONDS
         return self._spills.block_ids()
 
     def finish(self, sampled: SampledTokens) -> None:
@@ -93,5 +104,9 @@ class CacheTiers:
         return progress
 
     def stats(self) -> list[TierStats]:
-        """Return the figures of each tier."""
-        return self._store.stats_of_stores()
+        """Return the figures of each tier; what was evicted when their queues were full counts as dropped by each."""
+        num_dropped = self._spills.num_dropped
+        return [
+            msgspec.structs.replace(tier, num_dropped_blocks=tier.num_dropped_blocks + num_dropped)
+            for tier in self._store.stats_of_stores()
+        ]
