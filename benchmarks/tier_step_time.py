@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from radixserve.config import EngineConfig
-from radixserve.core.block_store import BlockBytes, BlockStore, ReadDone
+from radixserve.core.block_store import NAME_BYTES, BlockBytes, BlockStore, ReadDone
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
@@ -73,7 +73,7 @@ class BusyStore(BlockStore):
         return self._disk.has_room(num_blocks)
 
     def write(self, names: Sequence[bytes], blocks: BlockBytes) -> None:
-        new_names = [next(self._numbers).to_bytes(32, "little") for _ in names]
+        new_names = [next(self._numbers).to_bytes(NAME_BYTES, "little") for _ in names]
         self._disk.write(new_names, blocks)
         self._written = [*self._written, *new_names][-64:]
 
@@ -85,6 +85,12 @@ class BusyStore(BlockStore):
         if self.is_reading and not self._disk.num_pending_reads:
             self._disk.read(0, self._written[:NUM_READ_AT_ONCE])
         return []
+
+    def forget(self, owner: bytes) -> None:
+        self._disk.forget(owner)
+
+    def stats_of_stores(self) -> list[TierStats]:
+        return [self._disk.stats()]
 
     def stats(self) -> TierStats:
         return self._disk.stats()

@@ -67,6 +67,10 @@ class FakeStore(BlockStore):
         reads, self.reads = self.reads, []
         return [ReadDone(ticket, self._find(names)) for ticket, names in reads]
 
+    def forget(self, owner: bytes) -> None:
+        for name in [name for name in self.blocks if name.startswith(owner)]:
+            del self.blocks[name]
+
     def stats(self) -> TierStats:
         num_blocks = len(self.blocks)
         capacity_bytes, used_bytes = self._capacity * self.block_bytes, num_blocks * self.block_bytes

@@ -1,7 +1,10 @@
 """Where a sequence's blocks lie in the tree, by which digests they are found there, and their names outside of it."""
 
 import hashlib
+from functools import lru_cache
 
+from radixserve.core.block_store import OWNER_BYTES
+from radixserve.core.namespace import is_public, tenant_of
 from radixserve.core.public_prefixes import CachePath, PublicPrefixes
 from radixserve.core.radix_tree import BlockDigest
 from radixserve.core.sequence import Sequence
@@ -12,6 +15,7 @@ class BlockKeys:
 
     A digest is fast, and finds a block whose tokens are then compared. A name goes where tokens do not, to a disk or
     another process, so it is cryptographic: equal names are equal builds, namespaces and tokens, from the first one on.
+    It begins with its owner's mark, so that all that is one tenant's can be dropped where nothing else tells of it.
     build: what K/V depends on beside the tokens.
     """
 
@@ -43,18 +47,26 @@ class BlockKeys:
         return digests[index]
 
     def name_of(self, sequence: Sequence, index: int) -> bytes:
-        """Return the name, 32 bytes, of a sequence's block of that number, which must be full."""
+        """Return the name, NAME_BYTES long, of a sequence's block of that number, which must be full."""
         names, path = sequence.names, self.path_of(sequence)
         while len(names) <= index:
             parent = names[-1] if names else self._build_name
+            namespace = path.namespace_of(len(names))
             if len(names) in (0, path.num_public_blocks):
-                parent = _sha256(parent, path.namespace_of(len(names)))
-            names.append(_sha256(parent, self._block(sequence, len(names))))
+                parent = _sha256(parent, namespace)
+            owner = owner_of(None if is_public(namespace) else tenant_of(namespace))
+            names.append(owner + _sha256(parent, self._block(sequence, len(names))))
         return names[index]
 
     def _block(self, sequence: Sequence, index: int) -> bytes:
         start = index * self._block_size
         return sequence.token_ids[start : start + self._block_size].tobytes()
+
+
+@lru_cache(maxsize=1024)
+def owner_of(tenant: str | None) -> bytes:
+    """Return what the names of a tenant's blocks begin with; zeros for None, and in names of public blocks."""
+    return bytes(OWNER_BYTES) if tenant is None else hashlib.sha256(tenant.encode()).digest()[:OWNER_BYTES]
 
 
 def _sha256(parent: bytes, content: bytes) -> bytes:

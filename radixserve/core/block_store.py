@@ -8,6 +8,10 @@ import numpy.typing as npt
 
 from radixserve.protocol import TierStats
 
+# A name is the mark of its owner, and a SHA-256.
+OWNER_BYTES = 8
+NAME_BYTES = OWNER_BYTES + 32
+
 BlockBytes = npt.NDArray[np.uint8]  # [num_blocks, block_bytes], contiguous
 
 
@@ -23,7 +27,7 @@ class ReadDone(NamedTuple):
 
 
 class BlockStore(Protocol):
-    """Holds blocks outside of the pool, by their names of 32 bytes; see core/block_keys.py for what a name stands for.
+    """Holds blocks outside of the pool, by their names; see core/block_keys.py for what a name is and stands for.
 
     Whatever takes time happens elsewhere: no method but close waits for a disk. To be called by one thread. A store may
     forget any block at any time, and gives back what was written under a name or nothing.
@@ -66,6 +70,9 @@ class BlockStore(Protocol):
 
     def completed(self) -> list[ReadDone]:
         """Return the reads that have been done since the last call."""
+
+    def forget(self, owner: bytes) -> None:
+        """Give back no block any more that is there or queued and whose name begins with owner; b"" for all."""
 
     def stats(self) -> TierStats:
         """Return counters and gauges."""

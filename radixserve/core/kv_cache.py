@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixserve.core.batch import BlockCopy
-from radixserve.core.block_keys import BlockKeys
+from radixserve.core.block_keys import BlockKeys, owner_of
 from radixserve.core.block_pool import BlockPool
 from radixserve.core.block_use import BlockUse
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
@@ -263,9 +263,12 @@ class KVCache:
     def reset(self, tenant: str | None = None) -> tuple[int, int]:
         """Forget every cached block of a tenant, or of all tenants, and all public ones, if None is given.
 
-        Pins of theirs end. Returns how many were dropped, and how many stay findable as they are in use.
+        Pins of theirs end, and what lower tiers have of them is dropped. Returns how many blocks of the pool were
+        dropped, and how many stay findable as they are in use.
         """
         self.pins.reset(tenant)
+        if self.store is not None:
+            self.store.forget(b"" if tenant is None else owner_of(tenant))
         num_dropped = 0
         # Each node before those above it, so that what is dropped is always the end of a leaf.
         for run in reversed(list(self._tree.walk())):

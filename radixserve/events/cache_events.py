@@ -3,18 +3,20 @@
 from array import array
 
 from radixserve.core.block_keys import BlockKeys
+from radixserve.core.block_store import NAME_BYTES, OWNER_BYTES
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 from radixserve.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
-_NAME_BYTES = 32
+_HASH_BYTES = NAME_BYTES - OWNER_BYTES
 
 
 class CacheEvents(CacheObserver):
     """Turns what a cache of num_blocks blocks tells into events. Tails are left out: no other prompt begins with one.
 
-    Blocks go by the names that keys gives them, which tell nothing of tokens, tenant or salt to who does not know them.
+    Blocks go by the names that keys gives them, without the owners' marks: they tell nothing of tokens, tenant or salt
+    to who does not know them.
     with_token_ids: whether the ids of stored blocks are told all the same. medium: where the blocks are.
     The first event clears what consumers may know of an earlier engine.
     """
@@ -27,7 +29,7 @@ class CacheEvents(CacheObserver):
         self._medium = medium
         self._with_token_ids = with_token_ids
         # Packed, as no list of names could be: 32 bytes for each block of the pool.
-        self._names = bytearray(_NAME_BYTES * num_blocks)
+        self._names = bytearray(_HASH_BYTES * num_blocks)
         self._num_stored = 0
         self._was_reset = False
         self._events: list[Event] = [AllBlocksCleared()]
@@ -49,13 +51,13 @@ class CacheEvents(CacheObserver):
 
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         end = index + len(block_ids)
-        names = [self._keys.name_of(sequence, block) for block in range(index, end)]
+        names = [self._hash_of(sequence, block) for block in range(index, end)]
         for block_id, name in zip(block_ids, names, strict=True):
-            self._names[block_id * _NAME_BYTES : (block_id + 1) * _NAME_BYTES] = name
+            self._names[block_id * _HASH_BYTES : (block_id + 1) * _HASH_BYTES] = name
         token_ids: list[int] = []
         if self._with_token_ids:
             token_ids = sequence.token_ids[index * self._block_size : end * self._block_size].tolist()
-        parent = self._keys.name_of(sequence, index - 1) if index else None
+        parent = self._hash_of(sequence, index - 1) if index else None
         self._events.append(BlockStored(names, parent, token_ids, self._block_size, None, self._medium))
         self._num_stored += len(names)
 
@@ -69,7 +71,10 @@ class CacheEvents(CacheObserver):
         block_ids = removal.block_ids
         if len(removal.token_ids) < len(block_ids) * self._block_size:
             return  # a tail
-        names = [bytes(self._names[i * _NAME_BYTES : (i + 1) * _NAME_BYTES]) for i in reversed(block_ids)]
+        names = [bytes(self._names[i * _HASH_BYTES : (i + 1) * _HASH_BYTES]) for i in reversed(block_ids)]
         self._events.append(BlockRemoved(names, self._medium))
         self._num_stored -= len(names)
         self._was_reset = self._was_reset or reason is RemovalReason.RESET
+
+    def _hash_of(self, sequence: Sequence, index: int) -> bytes:
+        return self._keys.name_of(sequence, index)[OWNER_BYTES:]

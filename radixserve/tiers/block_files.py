@@ -86,6 +86,10 @@ class BlockFiles:
         """Write what a place holds."""
         self._segments[place.segment].write_entry(place.slot, entry)
 
+    def erase_entry(self, place: Place) -> None:
+        """Let a place hold nothing."""
+        self._segments[place.segment].erase_entry(place.slot)
+
     def read_block(self, place: Place, block: BlockBytes) -> bool:
         """Read a block into an array; return whether its file is that long."""
         return self._segments[place.segment].read_block(place.slot, block)

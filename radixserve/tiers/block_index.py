@@ -88,6 +88,11 @@ class BlockIndex:
         """Let the place of a block, which must be here, hold nothing."""
         self._free.append(self._remove(name))
 
+    def remove_all(self, beginning: bytes) -> list[Place]:
+        """Let go of all blocks whose names begin so, and return their places, which are not free yet."""
+        names = [name for held in (self._used, self._restored) for name in held if name.startswith(beginning)]
+        return [self._remove(name) for name in names]
+
     @property
     def has_free(self) -> bool:
         """Whether a place holds nothing."""

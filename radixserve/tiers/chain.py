@@ -81,6 +81,10 @@ class Chain:
                     done.append(ReadDone(read.ticket, read.blocks()))
         return done
 
+    def forget(self, owner: bytes) -> None:
+        for store in self._stores:
+            store.forget(owner)
+
     def stats(self) -> TierStats:
         """Return what `stats_of_stores` says, added up."""
         stats = self.stats_of_stores()

@@ -60,6 +60,8 @@ class DiskStore:
         self._index = BlockIndex()
         self._writes: OrderedDict[bytes, BlockBytes] = OrderedDict()  # the first one is being written
         self._reads: deque[tuple[int, list[bytes]]] = deque()  # the first one is being read
+        self._erasures: list[Place] = []  # of blocks that were forgotten
+        self._forgotten: list[bytes] = []  # owners, while what an earlier server has left is being restored
         self._done: list[ReadDone] = []
         self._num_pending_reads = 0
         self._place_read: Place | None = None
@@ -145,6 +147,15 @@ class DiskStore:
             self._num_pending_reads -= sum(len(read.blocks) for read in done)
         return done
 
+    def forget(self, owner: bytes) -> None:
+        with self._state:
+            for name in [name for name in self._writes if name.startswith(owner)]:
+                del self._writes[name]
+            self._erasures += self._index.remove_all(owner)
+            if self._is_restoring:
+                self._forgotten.append(owner)
+            self._state.notify_all()
+
     def stats(self) -> TierStats:
         with self._state:
             num_blocks = len(self._index) if self._is_readable else 0
@@ -168,7 +179,7 @@ class DiskStore:
         """Wait until all that was there is found and all that was queued is done; return whether it was in time."""
         with self._state:
             return self._state.wait_for(
-                lambda: not self._is_restoring and not self._writes and not self._reads, timeout=timeout
+                lambda: not (self._is_restoring or self._writes or self._reads or self._erasures), timeout=timeout
             )
 
     def close(self, timeout: float) -> None:
@@ -204,8 +215,10 @@ class DiskStore:
 
     def _write_all(self) -> None:
         self._restore()
-        while (queued := self._next_write()) is not None:
-            self._write_block(*queued)
+        while self._wait_for_writes():
+            self._erase()
+            if (queued := self._next_write()) is not None:
+                self._write_block(*queued)
         self._write_last_uses()
         if not self._is_late:
             self._files.sync()
@@ -231,6 +244,7 @@ class DiskStore:
             self._index.set_restored_order(entry.name for entry in restored)
             self._num_failed += num_damaged
             self._is_restoring = False
+            self._forgotten.clear()
             self._state.notify_all()
         if num_damaged > 0:
             _log.warning("%s: %d blocks or files are damaged and ignored", self._directory, num_damaged)
@@ -240,17 +254,33 @@ class DiskStore:
             for place, entry in batch:
                 if entry is None:
                     self._index.free(place)
+                elif entry.name.startswith(tuple(self._forgotten)):
+                    self._erasures.append(place)
                 else:
                     self._index.restore(place, entry)
 
-    def _next_write(self) -> tuple[bytes, BlockBytes] | None:
-        """Wait for a block to write, and for reads to go first; None when the store is closed."""
+    def _wait_for_writes(self) -> bool:
+        """Wait for a block to write or to erase, and for reads to go first; False when the store is closed."""
         with self._state:
-            self._state.wait_for(lambda: self._writes or self._deadline is not None)
+            self._state.wait_for(lambda: self._writes or self._erasures or self._deadline is not None)
             self._state.wait_for(lambda: not self._reads or self._deadline is not None, timeout=_MAX_WAIT_FOR_READS)
-            if self._is_late or not self._writes:
-                return None
-            return next(iter(self._writes.items()))
+            return not self._is_late and bool(self._writes or self._erasures)
+
+    def _erase(self) -> None:
+        """Let no later server find what was forgotten, and then let its places hold other blocks."""
+        with self._state:
+            places = self._erasures[:]
+        for place in places:
+            self._files.erase_entry(place)
+        with self._state:
+            del self._erasures[: len(places)]
+            for place in places:
+                self._index.free(place)
+            self._state.notify_all()
+
+    def _next_write(self) -> tuple[bytes, BlockBytes] | None:
+        with self._state:
+            return next(iter(self._writes.items()), None)
 
     def _write_block(self, name: bytes, block: BlockBytes) -> None:
         with self._state:
@@ -274,8 +304,11 @@ class DiskStore:
         self._files.write_block(place, block)
         self._files.write_entry(place, entry)
         with self._state:
-            self._index.put(place, entry)
-            self._num_written += 1
+            if name in self._writes:
+                self._index.put(place, entry)
+                self._num_written += 1
+            else:  # forgotten meanwhile, or the store is off
+                self._erasures.append(place)
         self._end_write(name)
 
     def _end_write(self, name: bytes) -> None:

@@ -32,6 +32,7 @@ class MemoryStore:
         self._capacity_bytes = capacity_bytes
         self._slots: BlockBytes = np.empty((num_slots, block_bytes), dtype=np.uint8)
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # the least recently used name first
+        self._free_slots: list[int] = []  # that were taken before
         self._done: list[ReadDone] = []
         self._clock = clock
         self._rate = ReadRate()
@@ -95,6 +96,10 @@ class MemoryStore:
         done, self._done = self._done, []
         return done
 
+    def forget(self, owner: bytes) -> None:
+        for name in [name for name in self._slot_of if name.startswith(owner)]:
+            self._free_slots.append(self._slot_of.pop(name))
+
     def stats(self) -> TierStats:
         return TierStats(
             name="host",
@@ -118,6 +123,8 @@ class MemoryStore:
         self._done.clear()
 
     def _free_slot(self) -> int:
+        if self._free_slots:
+            return self._free_slots.pop()
         if len(self._slot_of) < len(self._slots):
-            return len(self._slot_of)  # slots are taken in order, and given up for another name only
+            return len(self._slot_of)  # without free ones in between, slots are taken in order
         return self._slot_of.popitem(last=False)[1]

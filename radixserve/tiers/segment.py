@@ -1,7 +1,7 @@
 """A file of blocks.
 
     header    magic, version, number of the file, build, block_bytes, num_slots, checksum
-    table     for each slot 64 bytes: name, digest of the block, time of its last use, checksum; zeros where none is
+    table     for each slot 72 bytes: name, digest of the block, time of its last use, checksum; zeros where none is
     blocks    from the next whole page on
 
 A block is written before its entry, and there is no order beyond that: an entry whose checksum is wrong is none, and a
@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import xxhash
 
-from radixserve.core.block_store import BlockBytes
+from radixserve.core.block_store import NAME_BYTES, BlockBytes
 from radixserve.tiers.files import Files
 
 _MAGIC = b"RADIXKV\n"
@@ -26,7 +26,7 @@ _VERSION = 1
 _PAGE = 4096
 _HEADER = struct.Struct("<8sII32sQQ")
 _DIGEST_BYTES = 16
-_ENTRY = struct.Struct("<32s16sQ")
+_ENTRY = struct.Struct(f"<{NAME_BYTES}s{_DIGEST_BYTES}sQ")
 _CHECKSUM = struct.Struct("<Q")
 _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _PLACE = struct.Struct("<Q")
@@ -141,6 +141,11 @@ class Segment:
         packed = _ENTRY.pack(*entry)
         content = memoryview(packed + self._checksum(slot, packed))
         self._files.write_at(self._descriptor, content, _table_start() + slot * _ENTRY_BYTES)
+
+    def erase_entry(self, slot: int) -> None:
+        """Let a slot hold nothing."""
+        self.is_written = True
+        self._files.write_at(self._descriptor, memoryview(bytes(_ENTRY_BYTES)), _table_start() + slot * _ENTRY_BYTES)
 
     def read_block(self, slot: int, block: BlockBytes) -> bool:
         """Read a block into an array; return whether the file is that long."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from radixserve.core.block_store import NAME_BYTES
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.core.namespace import encode_namespace
 from tests.core.driver import Driver, make_sequence
@@ -21,7 +22,7 @@ def names(token_ids: list[int], namespace: bytes = ALICE, settings: CacheSetting
 def test_a_prompt_has_the_same_names_in_every_cache() -> None:
     assert names([5, 6, 7, 8]) == names([5, 6, 7, 8])
     assert names([5, 6, 7, 8])[:1] == names([5, 6, 9, 8])[:1]
-    assert all(len(name) == 32 for name in names([5, 6, 7, 8]))
+    assert all(len(name) == NAME_BYTES for name in names([5, 6, 7, 8]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.tiers import choice
-from radixserve.protocol import ExplainPrompt, PromptFacts, SaveCache, SaveProgress
+from radixserve.protocol import ExplainPrompt, PromptFacts, ResetCache, SaveCache, SaveProgress
 from tests.engine.harness import BLOCK_SIZE, Harness, MakeHarness, ids
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES
@@ -61,6 +61,21 @@ def test_explain_counts_what_a_tier_has(make_tiered: MakeTiered) -> None:
     facts = harness.core.control(ExplainPrompt(array("i", prompt).tobytes(), b"", False))
     assert isinstance(facts, PromptFacts)
     assert facts.num_hit_tokens + facts.num_stored_tokens == harness.ask(prompt).num_cached_tokens == 96
+
+
+@pytest.mark.parametrize("tenant", ["a", None])
+def test_a_reset_drops_what_tiers_have_of_a_tenant_too(make_tiered: MakeTiered, tenant: str | None) -> None:
+    harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    prompts = {name: ids(ord(name), 100) for name in "ab"}
+    for name, prompt in prompts.items():
+        harness.ask(prompt, namespace=encode_namespace(tenant=name, salt="s"))
+    flood(harness)
+    harness.core.control(ResetCache(tenant))
+    cached = {
+        name: harness.ask(prompt, namespace=encode_namespace(tenant=name, salt="s")).num_cached_tokens
+        for name, prompt in prompts.items()
+    }
+    assert cached == {"a": 0, "b": 0 if tenant is None else 96}
 
 
 def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:

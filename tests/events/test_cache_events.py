@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from hypothesis.stateful import invariant
 
+from radixserve.core.block_store import OWNER_BYTES
 from radixserve.core.namespace import encode_namespace, is_public
 from radixserve.core.public_prefixes import CachePath
 from radixserve.events.cache_events import CacheEvents
@@ -38,7 +39,7 @@ def names_in(driver: Driver) -> dict[bytes, list[int]]:
         sequence = make_sequence(entry.token_ids)
         sequence.request.path = CachePath(own[0] if own else b"", public[0] if public else None, len(public))
         for index in range(len(entry.token_ids) // size):
-            name = driver.cache.keys.name_of(sequence, index)
+            name = driver.cache.keys.name_of(sequence, index)[OWNER_BYTES:]
             blocks[name] = list(entry.token_ids[index * size : (index + 1) * size])
     return blocks
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from radixserve.config import EngineConfig
+from radixserve.core.block_store import OWNER_BYTES
 from radixserve.core.kv_cache import CacheSettings, KVCache
 from radixserve.engine.async_engine import AsyncEngine
 from radixserve.engine.client import ProcessClient
@@ -125,7 +126,7 @@ def test_what_comes_back_from_a_store_is_told_of_as_stored(tokenizer: Tokenizer,
     store = FakeStore(SLOT_BYTES * BLOCK_SIZE)
     prompt = ids(3, 100)
     keys = KVCache(1, BLOCK_SIZE).keys
-    names = {keys.name_of(make_sequence(prompt), index) for index in range(6)}
+    names = {keys.name_of(make_sequence(prompt), index)[OWNER_BYTES:] for index in range(6)}
     with following(tokenizer, config, store=store, max_num_batched_tokens=256) as harness:
         known = []
         for flood in (False, True, False):

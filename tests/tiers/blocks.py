@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from radixserve.core.block_store import BlockBytes, BlockStore
+from radixserve.core.block_store import OWNER_BYTES, BlockBytes, BlockStore
 
 BLOCK_BYTES = 64
 
 
 def name_of(number: int) -> bytes:
-    return hashlib.sha256(number.to_bytes(8, "little")).digest()
+    """Return the name of a block whose owner is number modulo 4."""
+    return bytes([number % 4]).ljust(OWNER_BYTES) + hashlib.sha256(number.to_bytes(8, "little")).digest()
 
 
 def names_of(numbers: Sequence[int]) -> list[bytes]:

@@ -19,6 +19,7 @@ from radixserve.tiers.segment import SegmentShape
 from tests.tiers.blocks import BLOCK_BYTES, blocks_of, name_of, read, write
 
 BUILD = bytes(range(32))
+ENTRY_BYTES = 72
 NUM_BLOCKS = 12
 SHAPE = SegmentShape(BUILD, BLOCK_BYTES, 16)
 
@@ -68,7 +69,7 @@ def test_of_200_flipped_bytes_none_is_served(written: tuple[Path, Path, bytes]) 
     random = np.random.default_rng(0)
     used = SHAPE.blocks_start + NUM_BLOCKS * BLOCK_BYTES
     header = content.index(BUILD) + len(BUILD) + 32
-    table_end = header + SHAPE.num_slots * 64
+    table_end = header + SHAPE.num_slots * ENTRY_BYTES
     assert table_end <= SHAPE.blocks_start
     regions = [(0, header, 0), (header, table_end, NUM_BLOCKS - 1), (SHAPE.blocks_start, used, NUM_BLOCKS - 1)]
     num_lost = [0, 0, 0]
@@ -154,7 +155,7 @@ def test_damage_is_told_in_one_line(written: tuple[Path, Path, bytes], caplog: p
     damaged = bytearray(content)
     entry = content.index(name_of(0))
     damaged[entry] ^= 1
-    damaged[entry + 64] ^= 1
+    damaged[entry + ENTRY_BYTES] ^= 1
     segment.write_bytes(damaged)
     store = open_store(directory)
     assert store.stats().num_failed_blocks == 2

@@ -6,12 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from radixserve.core.block_keys import BlockKeys
+from radixserve.core.block_store import NAME_BYTES
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.packed import indices_of
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
-
-NAME_BYTES = 32
 
 # [n, NAME_BYTES]; zeros for a block that has no name.
 PackedNames = npt.NDArray[np.uint8]
