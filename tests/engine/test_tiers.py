@@ -131,7 +131,29 @@ def test_a_save_tells_how_far_it_is_and_writes_beginnings_first(
         copy.blocks = dict(store.blocks)
         restored, _ = make_tiered(copy)
         assert restored.ask(prompt).num_cached_tokens == 16 * number
-    assert harness.core.control(SaveCache()) == SaveProgress(True, 5, 0)
+    assert harness.core.control(SaveCache(begins=False)) == SaveProgress(True, 5, 0)
+
+
+def test_a_save_is_of_what_is_cached_when_it_begins_whatever_became_of_the_one_before(make_tiered: MakeTiered) -> None:
+    """Whoever began that one may have gone before it was done."""
+    harness, store = make_tiered()
+    harness.ask(ids(0, 90))
+    harness.core.control(SaveCache())
+    settle(harness)
+    assert len(store.blocks) == 5
+    harness.ask(ids(1, 90))
+    harness.core.control(SaveCache())
+    settle(harness)
+    assert len(store.blocks) == 10
+
+
+def test_a_save_whose_tier_goes_off_keeps_the_engine_no_longer_busy(make_tiered: MakeTiered) -> None:
+    harness, store = make_tiered()
+    harness.ask(ids(0, 90))
+    harness.core.control(SaveCache())
+    store.is_on = False
+    settle(harness)
+    assert not store.blocks
 
 
 def test_a_save_goes_no_faster_than_the_queue_of_the_store(make_tiered: MakeTiered) -> None:
@@ -327,12 +349,13 @@ def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
 
 def save(harness: Harness) -> SaveProgress:
     """Save the cache, and return how that ended."""
+    progress = harness.core.control(SaveCache())
     while True:
-        progress = harness.core.control(SaveCache())
         assert isinstance(progress, SaveProgress)
         if progress.is_done:
             return progress
         advance(harness)
+        progress = harness.core.control(SaveCache(begins=False))
 
 
 def advance(harness: Harness) -> None:
@@ -340,3 +363,12 @@ def advance(harness: Harness) -> None:
     while not harness.core.has_work:
         assert harness.core.seconds_until_wake() is not None
     harness.step()
+
+
+def settle(harness: Harness) -> None:
+    """Run until the engine has nothing to do, and nothing to wait for."""
+    for _ in range(100):
+        if harness.core.seconds_until_wake() is None and not harness.core.has_work:
+            return
+        advance(harness)
+    raise AssertionError("the engine goes on and on")

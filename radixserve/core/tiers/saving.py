@@ -24,17 +24,21 @@ class Save:
         # More would push out what was written first.
         self._num_room = store.stats().capacity_bytes // store.block_bytes
         self._num_saved = 0
+        self._is_given_up = False
 
     @property
     def is_collected(self) -> bool:
-        """Whether all blocks were looked at."""
-        return not self._parts
+        """Whether all blocks were looked at, or no more will be."""
+        return self._is_given_up or not self._parts
 
     def collect(self, max_blocks: int) -> bool:
         """Add up to max_blocks blocks to the spills of a step that is scheduled, as far as the store has room.
 
         Returns whether it has come further.
         """
+        if not self._store.stats().is_on:
+            self._is_given_up = True
+            return False
         num_left = self._num_left()
         while self._parts and max_blocks > 0:
             block_ids, names = self._parts[-1]

@@ -70,7 +70,7 @@ class CacheTiers:
 
     def schedule_spills(self, *, is_busy: bool) -> "array[int]":
         """Return what the step copies out of the pool, once all room is allocated. is_busy: it computes something."""
-        if self._save is not None:
+        if self._save is not None and not self._save.is_collected:
             num_bytes = MAX_SAVED_BYTES_BUSY if is_busy else MAX_SAVED_BYTES_IDLE
             if self._save.collect(max(num_bytes // self._store.block_bytes, 1)):
                 self._poll_seconds = MIN_POLL_SECONDS
@@ -94,14 +94,14 @@ class CacheTiers:
         known = self._loads.compute_rate
         self._loads.compute_rate = rate if known is None else known + _WEIGHT * (rate - known)
 
-    def save(self) -> SaveProgress:
-        """Begin to write all that is cached, or tell how far that is."""
-        if self._save is None:
+    def save(self, *, begins: bool) -> SaveProgress:
+        """Tell how far a save is: a new one, of all that is cached now, if it begins; otherwise the last one.
+
+        Nobody need ask to the end: what one who left has begun says nothing of what was cached since.
+        """
+        if begins or self._save is None:
             self._save = Save(self._cache, self._store, self._names, self._spills)
-        progress = self._save.progress()
-        if progress.is_done:
-            self._save = None
-        return progress
+        return self._save.progress()
 
     def stats(self) -> list[TierStats]:
         """Return the figures of each tier; what was evicted when their queues were full counts as dropped by each."""
