@@ -226,6 +226,34 @@ def test_what_is_slower_to_read_than_to_compute_is_computed(make_tiered: MakeTie
     assert store.num_read == 0
 
 
+def test_what_had_no_room_while_its_request_waited_is_loaded_when_it_has(make_tiered: MakeTiered) -> None:
+    harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness)
+    running = harness.add(ids(9, 200), max_tokens=30)
+    harness.step()
+    waiting = [harness.add([*prompt, number]) for number in range(2)]
+    harness.run()
+    assert harness.results[running].answers[0].finish_reason
+    assert [harness.results[request].num_cached_tokens for request in waiting] == [96, 96]
+
+
+def test_those_who_wait_for_long_have_their_blocks_read_all_the_same(make_tiered: MakeTiered) -> None:
+    """However many they are, and however long they wait for their turn."""
+    clock = FakeClock()
+    harness, _ = make_tiered(num_blocks=64, max_num_batched_tokens=256, max_num_seqs=1, clock=clock)
+    prompts = [ids(start, 100) for start in range(8)]
+    for prompt in prompts:
+        harness.ask(prompt)
+    flood(harness, num_prompts=12)
+    harness.add(ids(9, 20), max_tokens=20)
+    harness.step()
+    requests = [harness.add(prompt) for prompt in prompts]
+    clock.now += 100.0
+    assert [harness.result_of(request).num_cached_tokens for request in requests] == [96] * 8
+
+
 def test_requests_that_share_a_prefix_share_its_read(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered(num_blocks=24, max_num_batched_tokens=256)
     prompt = ids(3, 100)

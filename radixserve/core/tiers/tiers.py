@@ -54,8 +54,12 @@ class CacheTiers:
         return max(self._polled_at + self._poll_seconds - self._clock(), 0.0) if self.is_under_way else None
 
     def awaits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether a waiting sequence, of which match is cached, is to wait for blocks that are being read."""
+        """Whether a sequence whose turn it is, and of which match is cached, is to wait for blocks that are read."""
         return self._loads.awaits(sequence, match)
+
+    def prefetch(self, sequence: Sequence, match: Match) -> None:
+        """Read what is to be read behind match for a sequence that begins to wait for its turn."""
+        self._loads.prefetch(sequence, match)
 
     def schedule_loads(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
         """Return what the step copies into the pool.
