@@ -151,6 +151,8 @@ class EngineCore:
                 return self._scheduler.tenant_stats(tenant)
             case ResetCache(tenant):
                 num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
+                if self._tiers is not None:
+                    self._tiers.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
             case ExplainPrompt():

@@ -78,6 +78,25 @@ def test_a_reset_drops_what_tiers_have_of_a_tenant_too(make_tiered: MakeTiered, 
     assert cached == {"a": 0, "b": 0 if tenant is None else 96}
 
 
+@pytest.mark.parametrize("tenant", ["a", None])
+def test_a_reset_drops_what_is_on_its_way_into_the_pool(
+    make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch, tenant: str | None
+) -> None:
+    monkeypatch.setattr("radixserve.core.tiers.loading.MAX_LOADED_BYTES_BUSY", 2 * SLOT_BYTES * BLOCK_SIZE)
+    harness, _ = make_tiered(num_blocks=24, max_num_batched_tokens=256)
+    prompt, namespace = ids(3, 200), encode_namespace(tenant="a")
+    harness.ask(prompt, namespace=namespace)
+    flood(harness)
+    harness.add(ids(9, 20), max_tokens=40)
+    harness.step()
+    waiting = harness.add(prompt, namespace=namespace)
+    while harness.executor.batches[-1].loads is None:
+        harness.step()
+    harness.core.control(ResetCache(tenant))
+    harness.run()
+    assert harness.results[waiting].num_cached_tokens == 0
+
+
 def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixserve.core.tiers.loading.MAX_READ_BYTES", 3 * SLOT_BYTES * BLOCK_SIZE)
     harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)

@@ -31,7 +31,7 @@ TRIED_EVERY = 32
 class _Read:
     """A read of the blocks of a sequence from number index on.
 
-    loader: takes them into the pool. blocks: what was found, once it is there.
+    loader: takes them into the pool. blocks: what was found, once it is there. is_wanted: nobody has dropped it since.
     """
 
     sequence: Sequence
@@ -39,6 +39,7 @@ class _Read:
     index: int
     names: list[bytes]
     blocks: BlockBytes | None = None
+    is_wanted: bool = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,7 +122,8 @@ class Loads:
         for ticket, blocks in self._store.completed():
             read = self._reads.pop(ticket)
             read.blocks = blocks
-            self._arrived.append(read)
+            if read.is_wanted:
+                self._arrived.append(read)
         num_left = max(MAX_LOADED_BYTES_BUSY // self._store.block_bytes, 1) if is_busy else self._max_blocks
         block_ids, parts = array("i"), []
         while self._arrived and num_left > 0:
@@ -156,6 +158,14 @@ class Loads:
         for read in (load.read for load in loading):
             if read.sequence.status is SequenceStatus.WAITING:
                 self.prefetch(read.sequence, self._cache.match(read.sequence))
+
+    def reset(self, tenant: str | None) -> None:
+        """Load nothing of what is on its way for a tenant, or for anyone if that is None."""
+        for read in (*self._reads.values(), *self._arrived):
+            if tenant in (None, read.sequence.request.tenant):
+                read.is_wanted = False
+                self._forget(read)
+        self._arrived = deque(read for read in self._arrived if read.is_wanted)
 
     def _num_wanted(self, sequence: Sequence) -> int:
         """Return how many blocks of a sequence can be read instead of computed."""

@@ -90,6 +90,10 @@ class CacheTiers:
         self._spills.finish(None)
         self._loads.finish(has_failed=True)
 
+    def reset(self, tenant: str | None) -> None:
+        """Let nothing of a tenant's, or of anyone's if that is None, come back that is on its way; between steps."""
+        self._loads.reset(tenant)
+
     def record_step(self, batch: ScheduledBatch, seconds: float) -> None:
         """Learn from a step how long computing a block takes, if it was mostly prompts that it computed."""
         if batch.num_tokens < self._cache.block_size * len(batch.rows) or not batch.rows:
