@@ -8,7 +8,7 @@ import pytest
 
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.tiers import choice
-from radixserve.protocol import ExplainPrompt, PromptFacts, ResetCache, SaveCache, SaveProgress
+from radixserve.protocol import ExplainPrompt, PinAt, PromptFacts, ResetCache, SaveCache, SaveProgress
 from tests.engine.harness import BLOCK_SIZE, Harness, MakeHarness, ids
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES
@@ -271,6 +271,18 @@ def test_those_who_wait_for_long_have_their_blocks_read_all_the_same(make_tiered
     requests = [harness.add(prompt) for prompt in prompts]
     clock.now += 100.0
     assert [harness.result_of(request).num_cached_tokens for request in requests] == [96] * 8
+
+
+def test_what_is_being_loaded_costs_no_pin(make_tiered: MakeTiered) -> None:
+    """It takes room that a request who is about to be alone would find one step later."""
+    harness, _ = make_tiered(num_blocks=32, max_num_batched_tokens=512, max_pinned_share=0.5)
+    loaded, pinned = ids(3, 200), ids(5, 160)
+    harness.ask(loaded)
+    flood(harness, num_prompts=6)
+    harness.ask(pinned, pins=[PinAt("p", 160, 3600.0)])
+    requests = [harness.add(loaded), harness.add(ids(9, 300))]
+    assert [harness.result_of(request).num_cached_tokens for request in requests] == [192, 0]
+    assert harness.stats.cache.num_broken_pins == 0
 
 
 def test_requests_that_share_a_prefix_share_its_read(make_tiered: MakeTiered) -> None:
