@@ -81,7 +81,6 @@ async def _pinned(incoming: Incoming, pin: PinAt) -> CachePin:
                 id=pin.pin_id,
                 tokens=made.num_tokens,
                 blocks=made.num_blocks,
-                # Of an older pin of the same prompt that has longer to go, if there is one.
                 expires_at=round(time.time() + made.seconds_left),
                 ttl=pin.ttl,
             )

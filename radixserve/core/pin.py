@@ -24,8 +24,8 @@ class Pin:
 
     names: of all its blocks. block_ids: those of them that are kept, from the first one on; all unless the last one,
     part-filled, cannot be found yet. num_requests: how many are still to compute the prefix.
-    expires_at: on the cache's clock; None while the pin is not made. ids: under which it is known, and when the time of
-    each is over; all work until the latest. number: that of its entry in the order of expiry.
+    expires_at: on the cache's clock, the latest of ids; None while the pin is not made. ids: of those who want it, and
+    when the time of each is over. number: that of its entry in the order of expiry.
     """
 
     prefix: Prefix

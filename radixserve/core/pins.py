@@ -159,11 +159,19 @@ class Pins(CacheObserver):
             self._end(entry[2], _End.EXPIRED)
 
     def unpin(self, pin_id: str, tenant: str | None) -> bool:
-        """End a pin of a tenant's, or anyone's if that is None. False: there is none of that id."""
+        """Let a tenant, or anyone if that is None, give an id up. False: there is none such, or its time is over.
+
+        The pin ends with the last of its ids whose time is not over.
+        """
         pin = self._pin_of.get(pin_id)
-        if pin is None or tenant not in (None, pin.tenant):
+        if pin is None or tenant not in (None, pin.tenant) or pin.ids[pin_id] <= self._clock():
             return False
-        self._end(pin, _End.CHOSEN)
+        del pin.ids[pin_id], self._pin_of[pin_id]
+        latest = max(pin.ids.values(), default=0.0)
+        if latest <= self._clock():
+            self._end(pin, _End.CHOSEN)
+        else:
+            self._set_expiry(pin, latest)
         return True
 
     def reset(self, tenant: str | None) -> None:
@@ -208,8 +216,15 @@ class Pins(CacheObserver):
         return True
 
     def show(self, tenant: str | None) -> ShownPins:
-        """Return the pins of a tenant, or of all tenants if that is None."""
-        shown = [_shown(pin, self._clock()) for pin in self._made() if tenant in (None, pin.tenant)]
+        """Return the pins of a tenant, or of all tenants if that is None, under each id whose time is not over."""
+        now = self._clock()
+        shown = [
+            PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), expires_at - now)
+            for pin in self._made()
+            if tenant in (None, pin.tenant)
+            for pin_id, expires_at in pin.ids.items()
+            if expires_at > now
+        ]
         num_listed = len(
             {
                 name
@@ -271,10 +286,14 @@ class Pins(CacheObserver):
             first = min(pin.ids, key=pin.ids.__getitem__)
             del pin.ids[first], self._pin_of[first]
         if pin.expires_at is None:
-            pin.number = next(self._numbers)
-            pin.expires_at = expires_at
-            heapq.heappush(self._expiry, (expires_at, pin.number, pin))
-        pin.expires_at = max(pin.expires_at, expires_at)
+            self._set_expiry(pin, expires_at)
+        else:
+            pin.expires_at = max(pin.expires_at, expires_at)
+
+    def _set_expiry(self, pin: Pin, expires_at: float) -> None:
+        pin.number = next(self._numbers)
+        pin.expires_at = expires_at
+        heapq.heappush(self._expiry, (expires_at, pin.number, pin))
 
     def _cover(self, sequence: Sequence, pin: Pin) -> None:
         """Keep those blocks of a pin's prefix, which a sequence begins with, that can be found and are not kept yet."""
@@ -334,8 +353,9 @@ class Pins(CacheObserver):
     def _budget_exceeded(self, tenant: str | None, num_new: int) -> PinBudgetExceeded:
         made = [pin for pin in self._made() if pin.tenant == tenant]
         named = [
-            f"{info.pin_id} ({_blocks(info.num_blocks)}, {ceil(info.seconds_left)} s left)"
-            for info in (_shown(pin, self._clock()) for pin in made[:MAX_NAMED_PINS])
+            f"{max(pin.ids, key=pin.ids.__getitem__)} ({_blocks(len(pin.block_ids))}, "
+            f"{ceil(max(pin.ids.values()) - self._clock())} s left)"
+            for pin in made[:MAX_NAMED_PINS]
         ]
         if len(made) > MAX_NAMED_PINS:
             named.append(f"{len(made) - MAX_NAMED_PINS} more")
@@ -350,13 +370,6 @@ class Pins(CacheObserver):
             f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
             f"of which {self.num_budgeted_blocks} are taken, {held}; unpin something, wait, or pin a shorter prefix"
         )
-
-
-def _shown(pin: Pin, now: float) -> PinInfo:
-    """Return a made pin under the id that works for longest."""
-    assert pin.expires_at is not None
-    pin_id = max(pin.ids, key=pin.ids.__getitem__)
-    return PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), max(pin.expires_at - now, 0.0))
 
 
 def _blocks(number: int) -> str:

@@ -112,6 +112,18 @@ async def test_a_pinned_prompt_hits_as_a_whole_after_a_flood_until_its_time_is_o
     assert await num_cached(client, COMPLETIONS, prompt="x" * 100) == 0
 
 
+async def test_several_pins_of_a_prompt_each_keep_it_for_their_own_time(
+    client: httpx.AsyncClient, clock: FakeClock
+) -> None:
+    hour = await ask(client, PIN, prompt="x" * 100, ttl="1h")
+    minutes = await ask(client, PIN, prompt="x" * 100, ttl="5m")
+    assert hour["expires_at"] - minutes["expires_at"] == pytest.approx(3300, abs=2)
+    assert (await client.delete(f"{PIN}/{hour['id']}")).status_code == 200
+    assert await num_pinned(client) == 7
+    assert (await client.delete(f"{PIN}/{minutes['id']}")).status_code == 200
+    assert await num_pinned(client) == 0
+
+
 async def test_an_unpinned_prompt_is_cached_as_any_other(client: httpx.AsyncClient) -> None:
     pin = await ask(client, PIN, messages=MESSAGES)
     assert pin["ttl"] == 300

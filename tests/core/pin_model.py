@@ -35,8 +35,8 @@ class Prefix:
 class PinModel:
     """Follows the pins of a cache whose clock stands still but for pass_time.
 
-    expires_at: of each prefix that is pinned. prompts: of these, one that begins with it. users: the requests that
-    have ever wanted a pin.
+    expires_at: of each prefix that is pinned, the latest of its ids. prompts: of these, one that begins with it. users:
+    the requests that have ever wanted a pin.
     """
 
     def __init__(self, cache: KVCache, path_of: Callable[[Sequence], CachePath], clock: Callable[[], float]) -> None:
@@ -48,7 +48,7 @@ class PinModel:
         self._path_of = path_of
         self._clock = clock
         self._ids = count()
-        self._ids_of: dict[Prefix, set[str]] = {}
+        self._ids_of: dict[Prefix, dict[str, float]] = {}
 
     def want(self, sequence: Sequence, num_tokens: int, ttl: float) -> bool:
         """Let a request want a pin. False: it is refused, as it must be if, and only if, it breaks the budget."""
@@ -71,9 +71,9 @@ class PinModel:
         for prefix, pin in self.wanted.get(sequence.request, [])[:]:
             if pin.num_tokens <= sequence.num_computed_tokens:
                 self.wanted[sequence.request].remove((prefix, pin))
-                self.expires_at[prefix] = max(self.expires_at.get(prefix, 0.0), self._clock() + pin.ttl)
+                self._ids_of.setdefault(prefix, {})[pin.pin_id] = self._clock() + pin.ttl
+                self.expires_at[prefix] = max(self._ids_of[prefix].values())
                 self.prompts[prefix] = sequence
-                self._ids_of.setdefault(prefix, set()).add(pin.pin_id)
 
     def forget_all_but(self, requests: set[Request]) -> None:
         """Let all other requests have ended."""
@@ -89,11 +89,14 @@ class PinModel:
     def unpin(self, index: int, tenant: str | None) -> None:
         """Let a tenant end some pin, which it may if it is its own, or if it is the tenant without a name."""
         prefix = list(self.expires_at)[index % len(self.expires_at)]
-        is_allowed = tenant in (None, prefix.tenant)
-        assert (
-            self.cache.pins.unpin(sorted(self._ids_of[prefix])[index % len(self._ids_of[prefix])], tenant) == is_allowed
-        )
-        self._drop({prefix} if is_allowed else set())
+        ids = self._ids_of[prefix]
+        pin_id = sorted(ids)[index % len(ids)]
+        is_allowed = tenant in (None, prefix.tenant) and ids[pin_id] > self._clock()
+        assert self.cache.pins.unpin(pin_id, tenant) == is_allowed
+        if is_allowed:
+            del ids[pin_id]
+            self.expires_at[prefix] = max(ids.values(), default=0.0)
+            self._drop({prefix} if self.expires_at[prefix] <= self._clock() else set())
 
     def reset(self, tenant: str | None) -> None:
         """Take in that the cache of a tenant, or of all for None, was dropped."""
@@ -102,7 +105,7 @@ class PinModel:
     def take_in_broken(self) -> int:
         """Take in which pins are not there any more, and return how many."""
         shown = {pin.pin_id for pin in self.cache.pins.show(None).pins}
-        ended = {prefix for prefix in self.expires_at if shown.isdisjoint(self._ids_of[prefix])}
+        ended = {prefix for prefix in self.expires_at if shown.isdisjoint(self._ids_of[prefix].keys())}
         self._drop(ended)
         return len(ended)
 
@@ -126,10 +129,12 @@ class PinModel:
         assert pinned <= findable
         shown = self.cache.pins.show(None)
         assert shown.max_blocks == self.cache.pins.max_blocks
-        assert len(shown.pins) == len(self.expires_at)
-        assert [pin.seconds_left for pin in shown.pins] == sorted(
-            expires_at - self._clock() for expires_at in self.expires_at.values()
-        )
+        assert {pin.pin_id: pin.seconds_left for pin in shown.pins} == {
+            pin_id: expires_at - self._clock()
+            for ids in self._ids_of.values()
+            for pin_id, expires_at in ids.items()
+            if expires_at > self._clock()
+        }
         num_blocks_of = {pin.pin_id: pin.num_blocks for pin in shown.pins}
         for prefix, prompt in self.prompts.items() if finds_all else ():
             request = Request("", prompt.request.params, b"", 0, seed=0, path=self._path_of(prompt))
@@ -138,8 +143,8 @@ class PinModel:
             # A part-filled block that a sequence still writes to is not found yet, and not evicted either.
             if prompt.request not in requests:
                 assert match.num_tokens == len(prefix.token_ids)
-                (pin_id,) = self._ids_of[prefix] & num_blocks_of.keys()
-                assert num_blocks_of[pin_id] == len(prefix.namespaces)
+                told = {num_blocks_of[pin_id] for pin_id in self._ids_of[prefix].keys() & num_blocks_of.keys()}
+                assert told == {len(prefix.namespaces)}
             else:
                 assert match.num_tokens >= len(prefix.token_ids) // block_size * block_size
 

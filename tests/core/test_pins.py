@@ -121,21 +121,49 @@ def test_an_expired_pin_leaves_blocks_that_are_evicted_and_known_to_have_expired
     assert not any(map(driver.cache.pins.was_expired, range(8)))
 
 
-def test_a_pin_of_the_same_prefix_refreshes_the_one_that_is_there_and_both_ids_work() -> None:
+def test_pins_of_the_same_prefix_are_one_that_lasts_as_long_as_the_last_of_them() -> None:
     clock = FakeClock()
     driver = Driver(8, 4, max_pinned_share=0.25, clock=clock)
     pinned(driver, list(range(8)), PinAt("long", 8, 600.0))
     pinned(driver, [*range(8), 9], PinAt("short", 8, 5.0))
-    assert show(driver) == [("long", 8, 2)]
+    assert show(driver) == [("long", 8, 2), ("short", 8, 2)]
     clock.seconds += 300.0
     driver.cache.pins.expire()
+    assert not driver.cache.pins.unpin("short", None)
     pinned(driver, list(range(8)), PinAt("later", 8, 600.0))
     clock.seconds += 500.0
     driver.cache.pins.expire()
     assert show(driver) == [("later", 8, 2)]
-    assert driver.cache.pins.unpin("short", None)
+    clock.seconds += 101.0
+    driver.cache.pins.expire()
     assert show(driver) == []
-    assert not driver.cache.pins.unpin("long", None)
+
+
+def test_who_gives_up_a_pin_leaves_those_of_others_of_the_same_prefix() -> None:
+    clock = FakeClock()
+    driver = Driver(8, 4, clock=clock)
+    for pin_id, ttl in (("first", 50.0), ("second", 100.0), ("third", 10.0)):
+        pinned(driver, list(range(8)), PinAt(pin_id, 8, ttl))
+    assert driver.cache.pins.unpin("second", None)
+    assert show(driver) == [("first", 8, 2), ("third", 8, 2)]
+    clock.seconds += 49.0
+    driver.cache.pins.expire()
+    evict_all(driver)
+    assert driver.num_cached([*range(8), 99]) == 8
+    assert driver.cache.pins.seconds_until_expiry() == 1.0
+    clock.seconds += 1.0
+    driver.cache.pins.expire()
+    assert (show(driver), driver.cache.stats().num_pinned_blocks) == ([], 0)
+
+
+def test_a_pin_ends_with_its_last_owner_whatever_others_had_before() -> None:
+    clock = FakeClock()
+    driver = Driver(8, 4, clock=clock)
+    pinned(driver, list(range(8)), PinAt("over", 8, 5.0))
+    pinned(driver, list(range(8)), PinAt("owner", 8, 50.0))
+    clock.seconds += 10.0
+    assert driver.cache.pins.unpin("owner", None)
+    assert (show(driver), driver.cache.stats().num_pinned_blocks) == ([], 0)
 
 
 def test_ids_of_a_pin_that_is_refreshed_for_ever_are_forgotten_those_whose_time_is_over_first() -> None:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NUM_BLOCKS = ("--num-kv-blocks", "512")
 NUM_KILLS = 50
+NUM_KILLS_OF_THE_DEMO_MODEL = 3
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +98,21 @@ def test_a_save_is_told_and_another_one_has_nothing_to_do(model: Path, tmp_path:
 
 
 def test_after_a_kill_during_a_save_every_start_serves_right_answers(model: Path, tmp_path: Path) -> None:
+    check_kills((str(model), "--dtype", "float32", *NUM_BLOCKS), NUM_KILLS, tmp_path)
+
+
+def test_so_it_is_with_the_demo_model(tmp_path: Path) -> None:
+    check_kills(("--dtype", "float32", *NUM_BLOCKS), NUM_KILLS_OF_THE_DEMO_MODEL, tmp_path)
+
+
+def check_kills(arguments: tuple[str, ...], num_kills: int, tmp_path: Path) -> None:
     """Each save is of blocks that are new, beside what the last start has left."""
     rng = random.Random(0)
-    arguments = (str(model), "--dtype", "float32", *NUM_BLOCKS)
-    workloads = [conversations(seed, num_turns=2) for seed in range(NUM_KILLS)]
+    workloads = [conversations(seed, num_turns=2) for seed in range(num_kills)]
     with running_server(*arguments) as server:
         expected = [[answer(server, prompt)["token_ids"] for prompt in prompts] for prompts in workloads]
     num_restored = 0
-    for seed in range(NUM_KILLS):
+    for seed in range(num_kills):
         with running_server(*arguments, "--kv-cache-dir", str(tmp_path / "cache")) as server:
             for known in range(max(seed - 1, 0), seed + 1):
                 turns = [answer(server, prompt) for prompt in workloads[known]]
