@@ -400,6 +400,17 @@ def test_what_the_store_has_no_room_for_is_counted_and_computed_again(make_tiere
     assert (tier.num_blocks, tier.num_dropped_blocks > 6) == (0, True)
 
 
+def test_of_what_is_evicted_at_once_the_beginning_has_room_first(make_tiered: MakeTiered) -> None:
+    """The rest would not be found without it."""
+    harness, store = make_tiered(num_blocks=8, max_num_batched_tokens=256, max_model_len=128)
+    store.max_queued = 3
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness, num_prompts=1, length=118)
+    store.max_queued = 100
+    assert harness.ask(prompt).num_cached_tokens == 48
+
+
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
     harness.core.close()
