@@ -7,7 +7,6 @@ import numpy as np
 from radixserve.core.block_store import BlockBytes, BlockStore
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.radix_tree import Removal
-from radixserve.core.sequence import Sequence
 from radixserve.core.tiers.block_names import BlockNames, PackedNames, split_names
 
 
@@ -27,21 +26,6 @@ class Spills(CacheObserver):
 
     def __len__(self) -> int:
         return len(self._block_ids)
-
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
 
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         """Keep what is evicted. What its owner drops, and tails, go nowhere."""
