@@ -92,4 +92,4 @@ def asks_for_nothing(value: Any, neutral: Collection[Any]) -> bool:
 def _check_neutral(name: str, value: Any) -> None:
     field = UNSUPPORTED_FIELDS[name]
     if not asks_for_nothing(value, field.neutral):
-        raise InvalidRequest(f"{name} is not supported yet (it {field.meaning}); leave it out", param=name)
+        raise InvalidRequest(f"{name} is not supported here (it {field.meaning}); leave it out", param=name)

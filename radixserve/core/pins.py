@@ -368,8 +368,9 @@ class Pins(CacheObserver):
         parts += [f"{_blocks(num_others)} of others"] if num_others else []
         held = f"held by {'; '.join(parts)}" if parts else "and nothing is pinned"
         return PinBudgetExceeded(
-            f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
-            f"of which {self.num_budgeted_blocks} are taken, {held}; unpin something, wait, or pin a shorter prefix"
+            f"the pin needs {num_new} more K/V {'block' if num_new == 1 else 'blocks'}, and pins may keep "
+            f"{self.max_blocks} of {self._pool.num_blocks}, of which {self.num_budgeted_blocks} are taken, {held}; "
+            "unpin something, wait, or pin a shorter prefix"
         )
 
 
