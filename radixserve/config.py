@@ -190,6 +190,7 @@ def split_api_key(entry: str) -> tuple[str | None, str]:
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_size(text: str) -> int:
@@ -198,3 +199,11 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size; write bytes, or a number with KiB, MiB or GiB, such as 2GiB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in a time such as 90, 1.5s, 5m or 24h. Raises ConfigError if it is none."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)", text)
+    if match is None:
+        raise ConfigError(f"{text!r:.100} is no time; write seconds, or a number with s, m or h, such as 5m")
+    return float(match[1]) * _SECONDS[match[2]]

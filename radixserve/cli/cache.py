@@ -115,12 +115,14 @@ async def _explain(server: Server, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer)
     else:
-        Console(highlight=False).print(explain_view(read_answer(answer, Diagnosis)))
+        console = Console(highlight=False)
+        console.print(explain_view(read_answer(answer, Diagnosis), console.encoding))
     return 0
 
 
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
-    answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
+    ttl = {} if arguments.ttl is None else {"ttl": arguments.ttl}
+    answer = await server.post(f"{PATH}/pin", read_request(arguments.file) | ttl)
     if arguments.json:
         return _show(answer, arguments)
     pin = read_answer(answer, _Pin)

@@ -13,12 +13,10 @@ from radixserve.diagnosis.prompt import DiagnosedPrompt, place_of
 from radixserve.diagnosis.report import Cause, Diagnosis, Divergence, Loss, OtherNamespace
 from radixserve.diagnosis.wording import verdict_of
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
+from radixserve.protocol import MAX_OTHER_TOKENS, LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
-# What the engine tells of another prompt at most; one of so many tokens probably goes on.
-MAX_OTHER_TOKENS = 2048
 # A loss, or a match elsewhere, of fewer tokens than these and than half of what is missing does not explain the miss.
 _MANY_TOKENS = 256
 
@@ -82,8 +80,10 @@ def _loss(lost: LostPrefix) -> Loss:
 
 def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) -> tuple[Cause, Divergence | None]:
     """Return what the cached prompts that begin in the same way explain."""
-    if not facts.others:
-        return ("none" if facts.num_hit_tokens + facts.num_stored_tokens else "never_computed"), None
+    num_cached = facts.num_hit_tokens + facts.num_stored_tokens
+    # Others that part before the end of what a lower tier has are not what the prompt goes on from.
+    if not facts.others or facts.num_common_tokens < num_cached:
+        return ("none" if num_cached else "never_computed"), None
     boilerplate = _boilerplate(prompt, tokenizer)
     comparisons = [
         Comparison(
@@ -108,6 +108,7 @@ def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) 
 
 
 def _is_cut(other: OtherPrompt) -> bool:
+    # One of so many tokens probably goes on.
     return len(other.token_ids) >= MAX_OTHER_TOKENS * array("i").itemsize
 
 
