@@ -35,6 +35,8 @@ class DiskStore:
     that is lost costs its computation and no more.
     When a write fails, the store is off: it takes no blocks any more, and still gives back what it has. When a read
     fails, it gives back nothing any more, either. One warning says so.
+    Where a block is damaged, those asked for behind it are not trusted, and count as not there: no prompt finds them
+    without it, and damage seldom comes alone. So what is computed instead is written again.
 
     build: SHA-256 of what the blocks' bytes depend on beside their names' tokens; see identity.py.
     max_queue_bytes: of blocks that wait to be written, and of blocks asked for and not fetched, each.
@@ -332,7 +334,7 @@ class DiskStore:
             blocks = self._new_blocks(len(names))
             num_found = 0
             try:
-                while num_found < len(names) and self._read_block(names[num_found], blocks[num_found]):
+                while num_found < len(names) and self._read_block(names, num_found, blocks[num_found]):
                     num_found += 1
             except OSError as error:
                 self._is_readable = False
@@ -350,8 +352,12 @@ class DiskStore:
             self._state.wait_for(lambda: self._reads or self._deadline is not None)
             return None if self._deadline is not None else self._reads[0]
 
-    def _read_block(self, name: bytes, block: BlockBytes) -> bool:
-        """Read a block into an array; return whether it is there and what was written."""
+    def _read_block(self, names: list[bytes], index: int, block: BlockBytes) -> bool:
+        """Read the block of a name into an array; return whether it is there and what was written.
+
+        If it is not what was written, it and those of the names behind are forgotten.
+        """
+        name = names[index]
         with self._state:
             queued = self._writes.get(name)
             found = self._index.find(name)
@@ -375,7 +381,9 @@ class DiskStore:
                 self._num_read += 1
                 self._rate.record(1, seconds)
                 return True
-            self._index.forget(name)
+            for lost in names[index:]:
+                if lost in self._index:
+                    self._index.forget(lost)
             self._num_failed += 1
             is_first = self._num_failed == 1
         if is_first:
