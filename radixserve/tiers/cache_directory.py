@@ -7,6 +7,7 @@ Keys and values tell what users have written, so folders and files are open to t
 others could write to is refused.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -59,6 +60,11 @@ class CacheDirectory:
         oldest.unlink()
         if not any(oldest.parent.iterdir()):
             oldest.parent.rmdir()
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if someone has deleted the lock: another server could take the directory."""
+        if self._files.is_deleted(self._lock):
+            raise FileNotFoundError(errno.ENOENT, "deleted while the server ran", str(self.path / "lock"))
 
     def close(self) -> None:
         """Let another server use the directory."""

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUE_BYTES = 256 << 20
 _RESTORED_AT_ONCE = 256  # slots that the index takes in under one lock
 _MAX_WAIT_FOR_READS = 0.05
+_SECONDS_UNTIL_CHECK = 1.0  # whether the files are still there, when nothing is written
 
 
 class DiskStore:
@@ -33,8 +34,8 @@ class DiskStore:
     of their own, and a write lets reads that are waiting go first, for at most 0.05 s.
     What was written outlives a kill at once, and a loss of power after `close`: nothing is synced before, as a block
     that is lost costs its computation and no more.
-    When a write fails, the store is off: it takes no blocks any more, and still gives back what it has. When a read
-    fails, it gives back nothing any more, either. One warning says so.
+    When a write fails, or the files are deleted, the store is off: it takes no blocks any more, and still gives back
+    what it has. When a read fails, it gives back nothing any more, either. One warning says so.
     Where a block is damaged, those asked for behind it are not trusted, and count as not there: no prompt finds them
     without it, and damage seldom comes alone. So what is computed instead is written again.
 
@@ -221,6 +222,8 @@ class DiskStore:
             self._erase()
             if (queued := self._next_write()) is not None:
                 self._write_block(*queued)
+            else:
+                self._files.check()
         self._write_last_uses()
         if not self._is_late:
             self._files.sync()
@@ -262,9 +265,11 @@ class DiskStore:
                     self._index.restore(place, entry)
 
     def _wait_for_writes(self) -> bool:
-        """Wait for a block to write or to erase, and for reads to go first; False when the store is closed."""
+        """Wait for a block to write or to erase, or a second, and for reads to go first; False: the store is closed."""
         with self._state:
-            self._state.wait_for(lambda: self._writes or self._erasures or self._deadline is not None)
+            self._state.wait_for(
+                lambda: self._writes or self._erasures or self._deadline is not None, timeout=_SECONDS_UNTIL_CHECK
+            )
             self._state.wait_for(lambda: not self._reads or self._deadline is not None, timeout=_MAX_WAIT_FOR_READS)
             # What was waited for may be forgotten by now; then there will be more.
             return self._deadline is None or (not self._is_late and bool(self._writes or self._erasures))
