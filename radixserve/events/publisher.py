@@ -8,13 +8,13 @@ import msgspec
 import zmq
 
 from radixserve.errors import ConfigError
+from radixserve.events.endpoint import check_endpoint, is_bound
 from radixserve.events.replay_buffer import ReplayBuffer
 from radixserve.events.schema import Event, EventBatch
 
 # Batches that wait for a subscriber that is slow. It loses those beyond, which it sees by their numbers.
 MAX_UNREAD = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_MAX_PORT = 65535
 _LINGER_MS = 1000
 
 _log = logging.getLogger(__name__)
@@ -38,12 +38,14 @@ class EventPublisher:
         self._context = zmq.Context()
         try:
             self._pub = self._socket(zmq.PUB, MAX_UNREAD)
-            _open(self._pub, endpoint, binds=_is_bound(endpoint), flag="--kv-events-endpoint")
+            _open(self._pub, endpoint, binds=is_bound(endpoint), flag="--kv-events-endpoint")
+            _log.info("KV events go to %s, %s", endpoint, "bound here" if is_bound(endpoint) else "bound elsewhere")
             if replay_endpoint is None:
                 return
             # What finds no room is lost, and room is given back by halves: there is some for a whole answer even so.
             router = self._socket(zmq.ROUTER, 4 * (buffer_size + 2))
             _open(router, replay_endpoint, binds=True, flag="--kv-events-replay-endpoint")
+            _log.info("KV events that were missed are asked for at %s", replay_endpoint)
         except ConfigError:
             self._context.destroy(linger=0)
             raise
@@ -90,15 +92,8 @@ def _serve_replays(router: "zmq.Socket[bytes]", buffer: ReplayBuffer) -> None:
         router.close(linger=0)
 
 
-def _is_bound(endpoint: str) -> bool:
-    return "*" in endpoint or "://[::]" in endpoint or "://0.0.0.0" in endpoint or endpoint.startswith("ipc://")
-
-
 def _open(socket: "zmq.Socket[bytes]", endpoint: str, *, binds: bool, flag: str) -> None:
-    port = endpoint.rpartition(":")[2]
-    if port.isdigit() and int(port) > _MAX_PORT:
-        # ZeroMQ would take the lower 16 bits of it.
-        raise ConfigError(f"{flag} is {endpoint!r}: there is no such port; give one like tcp://*:5557")
+    check_endpoint(endpoint, flag)
     try:
         if binds:
             socket.bind(endpoint)
