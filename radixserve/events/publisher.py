@@ -1,4 +1,4 @@
-"""Batches of events on ZeroMQ: a PUB socket for what happens, a ROUTER socket for what a subscriber has missed."""
+"""Batches of events on ZeroMQ: an XPUB socket for what happens, a ROUTER socket for what a subscriber has missed."""
 
 import logging
 import threading
@@ -16,6 +16,7 @@ from radixserve.events.schema import Event, EventBatch
 MAX_UNREAD = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _LINGER_MS = 1000
+_SUBSCRIBED = b"\x01"
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,9 @@ class EventPublisher:
         self._buffer: ReplayBuffer | None = None
         self._context = zmq.Context()
         try:
-            self._pub = self._socket(zmq.PUB, MAX_UNREAD)
+            self._pub = self._socket(zmq.XPUB, MAX_UNREAD)
+            # Tells of each subscription, also to what others have subscribed to.
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
             _open(self._pub, endpoint, binds=is_bound(endpoint), flag="--kv-events-endpoint")
             _log.info("KV events go to %s, %s", endpoint, "bound here" if is_bound(endpoint) else "bound elsewhere")
             if replay_endpoint is None:
@@ -54,12 +57,25 @@ class EventPublisher:
         self._buffer = ReplayBuffer(buffer_size)
         threading.Thread(target=_serve_replays, args=(router, self._buffer), name="kv-events", daemon=True).start()
 
-    def publish(self, events: list[Event]) -> None:
-        """Publish one batch, from one thread at a time. A PUB socket takes it at once, whoever reads it or does not."""
+    def take_subscriptions(self) -> bool:
+        """Return whether someone has subscribed to the topic since the last call, or has connected again."""
+        is_new = False
+        while int(self._pub.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            message = self._pub.recv(zmq.NOBLOCK)
+            is_new = is_new or (message[:1] == _SUBSCRIBED and self._topic.startswith(message[1:]))
+        return is_new
+
+    def publish(self, events: list[Event], snapshot: list[Event] | None = None) -> None:
+        """Publish one batch, from one thread at a time. The socket takes it at once, whoever reads it or does not.
+
+        snapshot: told in their place, of what they come to. A replay tells the events all the same: it needs no
+        second copy of all that was cached.
+        """
         payload = msgspec.msgpack.encode(EventBatch(time.time(), events))
+        told = payload if snapshot is None else msgspec.msgpack.encode(EventBatch(time.time(), snapshot))
         number = self._num_batches.to_bytes(8, "big")
         self._num_batches += 1
-        self._pub.send_multipart((self._topic, number, payload), zmq.NOBLOCK)
+        self._pub.send_multipart((self._topic, number, told), zmq.NOBLOCK)
         if self._buffer is not None:
             self._buffer.add(number, payload)
 

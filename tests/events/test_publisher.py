@@ -1,6 +1,8 @@
 import logging
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,24 @@ def test_a_request_that_is_no_number_does_not_end_the_publisher(
     with Subscriber(*endpoints) as subscriber:
         subscriber.ask([b"", b"hello"])
         assert len(subscriber.replay(0)) == 1
+
+
+@pytest.mark.parametrize("topic", [b"kv", b"k", b""])
+def test_each_subscription_is_told_of_once(publisher: EventPublisher, endpoints: tuple[str, str], topic: bytes) -> None:
+    deadline = time.monotonic() + 10
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(Subscriber(*endpoints, topic=topic))
+            while not publisher.take_subscriptions():
+                assert time.monotonic() < deadline
+    assert not publisher.take_subscriptions()
+
+
+def test_a_subscription_to_another_topic_is_not_told_of(publisher: EventPublisher, endpoints: tuple[str, str]) -> None:
+    with Subscriber(*endpoints, topic=b"kv2") as other:
+        for _ in range(20):
+            assert not other.poll(5)
+            assert not publisher.take_subscriptions()
 
 
 def test_nobody_who_listens_and_one_who_never_reads_hold_nothing_up(
