@@ -19,11 +19,11 @@ import numpy as np
 
 from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
-from radixserve.core.cache_observer import CacheObserver, RemovalReason
+from radixserve.core.cache_observer import CacheObserver
 from radixserve.core.packed import indices_of
 from radixserve.core.pin import BlockName, Pin, Prefix, WantedPin
 from radixserve.core.public_prefixes import CachePath
-from radixserve.core.radix_tree import RadixTree, Removal
+from radixserve.core.radix_tree import RadixTree
 from radixserve.core.sequence import Request, Sequence
 from radixserve.errors import PinBudgetExceeded
 from radixserve.protocol import PinAt, PinInfo
@@ -237,23 +237,11 @@ class Pins(CacheObserver):
 
     # Of what becomes of the cache's blocks, only new content matters here.
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         self._set_ends(block_ids, _End.CHOSEN)
 
     def enter_tail(self, sequence: Sequence, block_id: int) -> None:
         self._set_ends(array("i", [block_id]), _End.CHOSEN)
-
-    def release(self, sequence: Sequence) -> None:
-        pass
-
-    def remove(self, removal: Removal, reason: RemovalReason) -> None:
-        pass
 
     def _pin_at(self, sequence: Sequence, num_tokens: int) -> Pin:
         """Return the pin of a sequence's first num_tokens tokens, a new one that is not kept if there is none."""

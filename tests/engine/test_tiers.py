@@ -9,6 +9,7 @@ import pytest
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.tiers import choice
 from radixserve.protocol import ExplainPrompt, PinAt, PromptFacts, ResetCache, SaveCache, SaveProgress
+from radixserve.tiers.chain import Chain
 from tests.engine.harness import BLOCK_SIZE, Harness, MakeHarness, ids
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES
@@ -173,6 +174,14 @@ def test_a_save_whose_tier_goes_off_keeps_the_engine_no_longer_busy(make_tiered:
     store.is_on = False
     settle(harness)
     assert not store.blocks
+
+
+def test_a_save_to_several_tiers_writes_no_more_than_the_largest_holds(make_harness: MakeHarness) -> None:
+    stores = [FakeStore(SLOT_BYTES * BLOCK_SIZE, capacity=capacity) for capacity in (2, 3)]
+    harness = make_harness(store=Chain(stores), clock=FakeClock())
+    harness.ask(ids(0, 90))
+    assert save(harness).is_done
+    assert len(stores[1].blocks) == 3
 
 
 def test_a_save_goes_no_faster_than_the_queue_of_the_store(make_tiered: MakeTiered) -> None:
@@ -398,6 +407,17 @@ def test_what_the_store_has_no_room_for_is_counted_and_computed_again(make_tiere
     assert harness.ask(prompt).num_cached_tokens == 0
     (tier,) = harness.stats.cache.tiers
     assert (tier.num_blocks, tier.num_dropped_blocks > 6) == (0, True)
+
+
+def test_of_what_is_evicted_at_once_the_beginning_has_room_first(make_tiered: MakeTiered) -> None:
+    """The rest would not be found without it."""
+    harness, store = make_tiered(num_blocks=8, max_num_batched_tokens=256, max_model_len=128)
+    store.max_queued = 3
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness, num_prompts=1, length=118)
+    store.max_queued = 100
+    assert harness.ask(prompt).num_cached_tokens == 48
 
 
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
