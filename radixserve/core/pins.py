@@ -235,6 +235,14 @@ class Pins(CacheObserver):
         )
         return ShownPins(shown, self.max_blocks, self.num_budgeted_blocks - num_listed)
 
+    def show_one(self, pin_id: str, tenant: str | None) -> ShownPins:
+        """Return a pin of a tenant's, or anyone's if that is None, alone; nothing if there is none of that id."""
+        now, pin = self._clock(), self._pin_of.get(pin_id)
+        if pin is None or tenant not in (None, pin.tenant) or pin.ids[pin_id] <= now:
+            return ShownPins([], self.max_blocks, self.num_budgeted_blocks)
+        shown = PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), pin.ids[pin_id] - now)
+        return ShownPins([shown], self.max_blocks, self.num_budgeted_blocks - len(pin.names))
+
     # Of what becomes of the cache's blocks, only new content matters here.
 
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
@@ -268,11 +276,12 @@ class Pins(CacheObserver):
 
     def _refresh(self, pin: Pin, pin_id: str, expires_at: float) -> None:
         """Let a pin live until then at least, under one more id."""
-        pin.ids[pin_id] = expires_at
-        self._pin_of[pin_id] = pin
-        if len(pin.ids) > MAX_IDS_OF_A_PIN:
+        if len(pin.ids) == MAX_IDS_OF_A_PIN:
+            # Before the new one is there, whose maker is still to be told of it.
             first = min(pin.ids, key=pin.ids.__getitem__)
             del pin.ids[first], self._pin_of[first]
+        pin.ids[pin_id] = expires_at
+        self._pin_of[pin_id] = pin
         if pin.expires_at is None:
             self._set_expiry(pin, expires_at)
         else:

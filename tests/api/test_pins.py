@@ -160,6 +160,14 @@ async def test_to_pin_again_prolongs(client: httpx.AsyncClient, clock: FakeClock
     assert await num_cached(client, COMPLETIONS, prompt="x" * 100) == 99
 
 
+async def test_a_short_pin_of_a_prompt_that_many_keep_for_longer_is_told(client: httpx.AsyncClient) -> None:
+    for _ in range(70):
+        await ask(client, PIN, prompt="x" * 100, ttl="1h")
+    pin = await ask(client, PIN, prompt="x" * 100, ttl="1m")
+    assert pin["ttl"] == 60
+    assert (await client.delete(f"{PIN}/{pin['id']}")).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("ttl", "seconds"),
     [(1, 1), (2.5, 2.5), (86400, 86400), ("5", 5), ("30s", 30), ("1.5h", 5400), ("24h", 86400), (None, 300)],
