@@ -1,5 +1,7 @@
 """A diagnosis in the terminal: the verdict, and both texts with what differs between them marked."""
 
+from difflib import SequenceMatcher
+
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
@@ -11,6 +13,10 @@ from radixserve.diagnosis.report import Diagnosis, Divergence
 
 # What differs stands between these, as colours alone are lost in a file, and to many eyes.
 _MARKS = ("[[", "]]")
+# Fewer equal characters are no more than chance, such as the colon of two times.
+_MIN_TOGETHER = 4
+# Comparing takes the product of both lengths, and for what repeats itself more.
+_MAX_COMPARED = 300
 
 
 def explain_view(diagnosis: Diagnosis, encoding: str = "utf-8") -> Group:
@@ -32,10 +38,20 @@ def _divergence_view(divergence: Divergence, encoding: str) -> list[Text | Paddi
 
 
 def marked(one: str, other: str, encoding: str = "utf-8") -> tuple[Text, Text]:
-    """Return two texts with the part that differs marked in each: what is between the same beginning and end."""
+    """Return two texts with the first part that differs marked in each, up to where they come together again."""
     begin = num_equal(one, other)
-    end = num_equal(one[begin:][::-1], other[begin:][::-1])
-    return _marked(one, begin, len(one) - end, encoding), _marked(other, begin, len(other) - end, encoding)
+    num_one, num_other = _num_apart(one[begin:], other[begin:])
+    return _marked(one, begin, begin + num_one, encoding), _marked(other, begin, begin + num_other, encoding)
+
+
+def _num_apart(one: str, other: str) -> tuple[int, int]:
+    """Return how many characters of two texts that begin otherwise lie before what both go on with."""
+    near = SequenceMatcher(None, one[:_MAX_COMPARED], other[:_MAX_COMPARED], autojunk=False)
+    for index, other_index, num_same in near.get_matching_blocks():
+        if num_same >= _MIN_TOGETHER:
+            return index, other_index
+    num_same = num_equal(one[::-1], other[::-1])
+    return len(one) - num_same, len(other) - num_same
 
 
 def _marked(text: str, begin: int, end: int, encoding: str) -> Text:

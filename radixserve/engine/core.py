@@ -103,7 +103,8 @@ class EngineCore:
 
     def seconds_until_wake(self) -> float | None:
         """Return how long the engine may sleep while it has no work: then it has. None: until a message comes."""
-        reasons = (self._cache.pins.seconds_until_expiry(), self._scheduler.seconds_until_poll)
+        news = None if self._events is None else self._events.seconds_until_news()
+        reasons = (self._cache.pins.seconds_until_expiry(), self._scheduler.seconds_until_poll, news)
         return min((seconds for seconds in reasons if seconds is not None), default=None)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What becomes of full blocks, as events."""
 
 from array import array
+from collections.abc import Iterable
 
 from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_store import OWNER_BYTES
@@ -8,6 +9,7 @@ from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 from radixserve.core.tiers.block_names import BlockNames, split_names
+from radixserve.core.tree_walk import CachedRun
 from radixserve.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 
@@ -39,6 +41,25 @@ class CacheEvents(CacheObserver):
         if self._was_reset and not self._num_stored:
             events = [AllBlocksCleared()]
         self._was_reset = False
+        return events
+
+    def snapshot(self, runs: Iterable[CachedRun]) -> list[Event]:
+        """Return events after which exactly what is cached now is known, whatever was before.
+
+        runs: all of the tree, as a walk yields them between steps. What take returns next follows on this.
+        """
+        events: list[Event] = [AllBlocksCleared()]
+        last_names: list[bytes] = []  # of the runs on the path down, by their depth
+        for run in runs:
+            packed = self._names.of(run.block_ids)
+            if not packed.any():
+                continue  # a tail
+            names = [name[OWNER_BYTES:] for name in split_names(packed)]
+            parent = last_names[run.depth - 2] if run.depth > 1 else None
+            del last_names[run.depth - 1 :]
+            last_names.append(names[-1])
+            token_ids = run.token_ids.tolist() if self._with_token_ids else []
+            events.append(BlockStored(names, parent, token_ids, self._block_size, None, self._medium))
         return events
 
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:

@@ -1,4 +1,4 @@
-"""Batches of events on ZeroMQ: a PUB socket for what happens, a ROUTER socket for what a subscriber has missed."""
+"""Batches of events on ZeroMQ: an XPUB socket for what happens, a ROUTER socket for what a subscriber has missed."""
 
 import logging
 import threading
@@ -8,6 +8,7 @@ import msgspec
 import zmq
 
 from radixserve.errors import ConfigError
+from radixserve.events.endpoint import check_endpoint, is_bound
 from radixserve.events.replay_buffer import ReplayBuffer
 from radixserve.events.schema import Event, EventBatch
 
@@ -16,8 +17,8 @@ MAX_UNREAD = 100_000
 # Batches that a replay gives as they were.
 DEFAULT_BUFFER_SIZE = 10_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_MAX_PORT = 65535
 _LINGER_MS = 1000
+_SUBSCRIBED = b"\x01"
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +45,17 @@ class EventPublisher:
         self._buffer: ReplayBuffer | None = None
         self._context = zmq.Context()
         try:
-            self._pub = self._socket(zmq.PUB, MAX_UNREAD)
-            _open(self._pub, endpoint, binds=_is_bound(endpoint), flag="--kv-events-endpoint")
+            self._pub = self._socket(zmq.XPUB, MAX_UNREAD)
+            # Tells of each subscription, also to what others have subscribed to.
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+            _open(self._pub, endpoint, binds=is_bound(endpoint), flag="--kv-events-endpoint")
+            _log.info("KV events go to %s, %s", endpoint, "bound here" if is_bound(endpoint) else "bound elsewhere")
             if replay_endpoint is None:
                 return
             # What finds no room is lost, and room is given back by halves: there is some for a whole answer even so.
             router = self._socket(zmq.ROUTER, 4 * (buffer_size + 2))
             _open(router, replay_endpoint, binds=True, flag="--kv-events-replay-endpoint")
+            _log.info("KV events that were missed are asked for at %s", replay_endpoint)
         except ConfigError:
             self._context.destroy(linger=0)
             raise
@@ -59,12 +64,25 @@ class EventPublisher:
         self._buffer = ReplayBuffer(buffer_size)
         threading.Thread(target=_serve_replays, args=(router, self._buffer), name="kv-events", daemon=True).start()
 
-    def publish(self, events: list[Event]) -> None:
-        """Publish one batch, from one thread at a time. A PUB socket takes it at once, whoever reads it or does not."""
+    def take_subscriptions(self) -> bool:
+        """Return whether someone has subscribed to the topic since the last call, or has connected again."""
+        is_new = False
+        while int(self._pub.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            message = self._pub.recv(zmq.NOBLOCK)
+            is_new = is_new or (message[:1] == _SUBSCRIBED and self._topic.startswith(message[1:]))
+        return is_new
+
+    def publish(self, events: list[Event], snapshot: list[Event] | None = None) -> None:
+        """Publish one batch, from one thread at a time. The socket takes it at once, whoever reads it or does not.
+
+        snapshot: told in their place, of what they come to. A replay tells the events all the same: it needs no
+        second copy of all that was cached.
+        """
         payload = msgspec.msgpack.encode(EventBatch(time.time(), events))
+        told = payload if snapshot is None else msgspec.msgpack.encode(EventBatch(time.time(), snapshot))
         number = self._num_batches.to_bytes(8, "big")
         self._num_batches += 1
-        self._pub.send_multipart((self._topic, number, payload), zmq.NOBLOCK)
+        self._pub.send_multipart((self._topic, number, told), zmq.NOBLOCK)
         if self._buffer is not None:
             self._buffer.add(number, payload)
 
@@ -97,15 +115,8 @@ def _serve_replays(router: "zmq.Socket[bytes]", buffer: ReplayBuffer) -> None:
         router.close(linger=0)
 
 
-def _is_bound(endpoint: str) -> bool:
-    return "*" in endpoint or "://[::]" in endpoint or "://0.0.0.0" in endpoint or endpoint.startswith("ipc://")
-
-
 def _open(socket: "zmq.Socket[bytes]", endpoint: str, *, binds: bool, flag: str) -> None:
-    port = endpoint.rpartition(":")[2]
-    if port.isdigit() and int(port) > _MAX_PORT:
-        # ZeroMQ would take the lower 16 bits of it.
-        raise ConfigError(f"{flag} is {endpoint!r}: there is no such port; give one like tcp://*:5557")
+    check_endpoint(endpoint, flag)
     try:
         if binds:
             socket.bind(endpoint)

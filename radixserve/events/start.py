@@ -12,17 +12,40 @@ if TYPE_CHECKING:
     from radixserve.events.publisher import EventPublisher
 
 
-class KVEvents:
-    """The events of one cache, and who publishes them."""
+# How soon an engine without work sees a subscriber, and how often it tells one of them all that is cached.
+SECONDS_BETWEEN_SNAPSHOTS = 1.0
 
-    def __init__(self, events: CacheEvents, publisher: "EventPublisher") -> None:
+
+class KVEvents:
+    """The events of one cache, and who publishes them.
+
+    A new subscriber, or one that has connected again, may know of another life of the engine, or of nothing: the batch
+    after it has come clears what it knew and lists all that is cached.
+    """
+
+    def __init__(self, cache: KVCache, events: CacheEvents, publisher: "EventPublisher") -> None:
+        self._cache = cache
         self._events = events
         self._publisher = publisher
+        self._is_awaited = False
+        self._next_snapshot_at = cache.clock()
+
+    def seconds_until_news(self) -> float:
+        """Return how long an engine without work may sleep: 0 if a subscriber is to be told what is cached."""
+        self._is_awaited = self._publisher.take_subscriptions() or self._is_awaited
+        seconds = max(self._next_snapshot_at - self._cache.clock(), 0.0)
+        return seconds if self._is_awaited else max(seconds, SECONDS_BETWEEN_SNAPSHOTS)
 
     def publish(self) -> None:
         """Publish what has happened since the last call, if anything, without waiting for anyone."""
+        is_due = self.seconds_until_news() == 0
         events = self._events.take()
-        if events:
+        if is_due:
+            self._publisher.publish(events, self._events.snapshot(self._cache.walk()))
+            self._is_awaited = False
+            # All of it takes time to tell, and whoever can reach the address can come as often as he likes.
+            self._next_snapshot_at = self._cache.clock() + SECONDS_BETWEEN_SNAPSHOTS
+        elif events:
             self._publisher.publish(events)
 
     def close(self) -> None:
@@ -58,6 +81,6 @@ def follow(cache: KVCache, publisher: "EventPublisher", config: EngineConfig, *,
         with_token_ids=config.kv_events_token_ids,
     )
     cache.add_observer(events)
-    followed = KVEvents(events, publisher)
+    followed = KVEvents(cache, events, publisher)
     followed.publish()
     return followed

@@ -78,8 +78,14 @@ class BlockFiles:
         self._segments[number] = Segment.create(self._directory.segment_path(number), number, shape, self._files)
         return [Place(number, slot) for slot in reversed(range(num_slots))]
 
+    def check(self) -> None:
+        """Raise FileNotFoundError if someone has deleted one of the files."""
+        self._directory.check()
+        for segment in self._segments.values():
+            segment.check()
+
     def write_block(self, place: Place, block: BlockBytes) -> None:
-        """Write a block, whose entry is to follow."""
+        """Write a block, whose entry is to follow. Raises FileNotFoundError if someone has deleted its file."""
         self._segments[place.segment].write_block(place.slot, block)
 
     def write_entry(self, place: Place, entry: Entry) -> None:

@@ -8,6 +8,7 @@ others could write to is refused.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -75,6 +76,11 @@ class CacheDirectory:
         oldest.unlink()
         if not any(oldest.parent.iterdir()):
             oldest.parent.rmdir()
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if someone has deleted the lock: another server could take the directory."""
+        if self._files.is_deleted(self._lock):
+            raise FileNotFoundError(errno.ENOENT, "deleted while the server ran", str(self.path / "lock"))
 
     def close(self) -> None:
         """Let another server use the directory."""

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUE_BYTES = 256 << 20
 _RESTORED_AT_ONCE = 256  # slots that the index takes in under one lock
 _MAX_WAIT_FOR_READS = 0.05
+_SECONDS_UNTIL_CHECK = 1.0  # whether the files are still there, when nothing is written
 
 
 class DiskStore:
@@ -33,8 +34,10 @@ class DiskStore:
     of their own, and a write lets reads that are waiting go first, for at most 0.05 s.
     What was written outlives a kill at once, and a loss of power after `close`: nothing is synced before, as a block
     that is lost costs its computation and no more.
-    When a write fails, the store is off: it takes no blocks any more, and still gives back what it has. When a read
-    fails, it gives back nothing any more, either. One warning says so.
+    When a write fails, or the files are deleted, the store is off: it takes no blocks any more, and still gives back
+    what it has. When a read fails, it gives back nothing any more, either. One warning says so.
+    Where a block is damaged, those asked for behind it are not trusted, and count as not there: no prompt finds them
+    without it, and damage seldom comes alone. So what is computed instead is written again.
 
     build: SHA-256 of what the blocks' bytes depend on beside their names' tokens; see identity.py.
     max_queue_bytes: of blocks that wait to be written, and of blocks asked for and not fetched, each.
@@ -219,6 +222,8 @@ class DiskStore:
             self._erase()
             if (queued := self._next_write()) is not None:
                 self._write_block(*queued)
+            else:
+                self._files.check()
         self._write_last_uses()
         if not self._is_late:
             self._files.sync()
@@ -260,9 +265,11 @@ class DiskStore:
                     self._index.restore(place, entry)
 
     def _wait_for_writes(self) -> bool:
-        """Wait for a block to write or to erase, and for reads to go first; False when the store is closed."""
+        """Wait for a block to write or to erase, or a second, and for reads to go first; False: the store is closed."""
         with self._state:
-            self._state.wait_for(lambda: self._writes or self._erasures or self._deadline is not None)
+            self._state.wait_for(
+                lambda: self._writes or self._erasures or self._deadline is not None, timeout=_SECONDS_UNTIL_CHECK
+            )
             self._state.wait_for(lambda: not self._reads or self._deadline is not None, timeout=_MAX_WAIT_FOR_READS)
             # What was waited for may be forgotten by now; then there will be more.
             return self._deadline is None or (not self._is_late and bool(self._writes or self._erasures))
@@ -332,7 +339,7 @@ class DiskStore:
             blocks = self._new_blocks(len(names))
             num_found = 0
             try:
-                while num_found < len(names) and self._read_block(names[num_found], blocks[num_found]):
+                while num_found < len(names) and self._read_block(names, num_found, blocks[num_found]):
                     num_found += 1
             except OSError as error:
                 self._is_readable = False
@@ -350,8 +357,12 @@ class DiskStore:
             self._state.wait_for(lambda: self._reads or self._deadline is not None)
             return None if self._deadline is not None else self._reads[0]
 
-    def _read_block(self, name: bytes, block: BlockBytes) -> bool:
-        """Read a block into an array; return whether it is there and what was written."""
+    def _read_block(self, names: list[bytes], index: int, block: BlockBytes) -> bool:
+        """Read the block of a name into an array; return whether it is there and what was written.
+
+        If it is not what was written, it and those of the names behind are forgotten.
+        """
+        name = names[index]
         with self._state:
             queued = self._writes.get(name)
             found = self._index.find(name)
@@ -375,7 +386,9 @@ class DiskStore:
                 self._num_read += 1
                 self._rate.record(1, seconds)
                 return True
-            self._index.forget(name)
+            for lost in names[index:]:
+                if lost in self._index:
+                    self._index.forget(lost)
             self._num_failed += 1
             is_first = self._num_failed == 1
         if is_first:

@@ -22,6 +22,10 @@ class Files:
         """Return a file's size."""
         return os.fstat(descriptor).st_size
 
+    def is_deleted(self, descriptor: int) -> bool:
+        """Return whether no folder has the file any more, so that nobody finds it once it is closed."""
+        return os.fstat(descriptor).st_nlink == 0
+
     def resize(self, descriptor: int, size: int) -> None:
         """Cut a file off or let it end in a hole, which takes no room on the disk until it is written to."""
         os.ftruncate(descriptor, size)

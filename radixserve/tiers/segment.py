@@ -9,6 +9,7 @@ block whose digest is wrong is not given out. So a crash at any moment costs wha
 The checksums of the entries begin with the header and the number of the slot, so an entry counts in its place alone.
 """
 
+import errno
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,8 +131,14 @@ class Segment:
             is_whole = checksum == self._checksum(slot, packed) and self._offset(slot + 1) <= size
             yield slot, Entry(*_ENTRY.unpack(packed)) if is_whole else None
 
+    def check(self) -> None:
+        """Raise FileNotFoundError if someone has deleted the file, which takes writes all the same."""
+        if self._files.is_deleted(self._descriptor):
+            raise FileNotFoundError(errno.ENOENT, "deleted while the server ran", str(self.path))
+
     def write_block(self, slot: int, block: BlockBytes) -> None:
-        """Write a block, whose entry is to follow."""
+        """Write a block, whose entry is to follow. Raises FileNotFoundError as check does."""
+        self.check()
         self.is_written = True
         self._files.write_at(self._descriptor, block.data, self._offset(slot))
 

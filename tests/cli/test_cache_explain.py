@@ -115,7 +115,18 @@ def test_a_terminal_that_lacks_a_character_is_shown_its_number(
         ("abc", "abbc", ("abc", "ab[[b]]c")),
         ("same", "same", ("same", "same")),
         ("", "a", ("", "[[a]]")),
+        ("at 10:31:07. Hi. Hello", "at 10:31:52. Hi.", ("at 10:31:[[07]]. Hi. Hello", "at 10:31:[[52]]. Hi.")),
+        ("at 09:15:02 now. One", "at 09:17:44 now. Two", ("at 09:1[[5:02]] now. One", "at 09:1[[7:44]] now. Two")),
+        (
+            "at 9:07, in Paris, go on",
+            "at 9:08, in Rome, go",
+            ("at 9:0[[7]], in Paris, go on", "at 9:0[[8]], in Rome, go"),
+        ),
+        ("be short. Hi", "be very short. Hi there", ("be short. Hi", "be [[very ]]short. Hi there")),
+        ("ab" * 20_000, "ba" * 20_000, ("ab" * 20_000, "[[b]]" + "ab" * 19_999 + "a")),
     ],
 )
-def test_the_part_between_what_is_the_same_is_marked(one: str, other: str, expected: tuple[str, str]) -> None:
+def test_the_first_part_that_differs_is_marked_up_to_where_both_go_on_alike(
+    one: str, other: str, expected: tuple[str, str]
+) -> None:
     assert tuple(text.plain for text in marked(one, other)) == expected

@@ -1,11 +1,13 @@
 """Engines that publish what they have cached."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.core.driver import make_sequence
 from tests.engine.harness import BLOCK_SIZE, Harness, ids
-from tests.events.subscriber import Router, Subscriber, decode
+from tests.events.subscriber import Cleared, Router, Subscriber, decode
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES, counting
 from tests.tiny_engine import write_tiny_engine
@@ -48,13 +50,25 @@ def subscribe(config: EngineConfig) -> Subscriber:
     return Subscriber(config.kv_events_endpoint, config.kv_events_replay_endpoint)
 
 
+def next_batch(harness: Harness, subscriber: Subscriber) -> bytes:
+    """Let an engine work as far as it has work until a subscriber gets a batch; return that."""
+    deadline = time.monotonic() + 10
+    while not subscriber.poll(1):
+        assert time.monotonic() < deadline
+        if harness.core.has_work:
+            harness.step()
+    return subscriber.receive()[1]
+
+
 @contextmanager
-def following(tokenizer: Tokenizer, config: EngineConfig, **options: Any) -> Iterator[Harness]:
+def following(
+    tokenizer: Tokenizer, config: EngineConfig, *, clock: Callable[[], float] = time.monotonic, **options: Any
+) -> Iterator[Harness]:
     """Yield an engine that publishes what it has cached."""
     caches: list[KVCache] = []
 
     def make_cache(num_blocks: int, block_size: int, settings: CacheSettings) -> KVCache:
-        caches.append(KVCache(num_blocks, block_size, settings))
+        caches.append(KVCache(num_blocks, block_size, dataclasses.replace(settings, clock=clock)))
         return caches[0]
 
     harness = Harness(tokenizer, counting(200), num_blocks=12, cache_type=make_cache, **options)
@@ -122,6 +136,57 @@ def test_a_router_that_comes_late_knows_what_one_knows_that_was_there(
     assert bool(first.token_ids) == with_token_ids
 
 
+@pytest.mark.parametrize("with_token_ids", [False, True])
+def test_a_subscriber_that_comes_late_is_told_what_is_cached_without_asking(
+    with_token_ids: bool, tokenizer: Tokenizer, config: EngineConfig
+) -> None:
+    config = msgspec.structs.replace(config, kv_events_token_ids=with_token_ids)
+    with following(tokenizer, config) as harness:
+        for start in range(0, 90, 10):
+            harness.add(ids(start % 40, 70 + start % 30), max_tokens=20)
+        harness.run()
+        with subscribe(config) as subscriber:
+            late, first = Router(), Router()
+            late.read(next_batch(harness, subscriber))
+            assert late.num_cleared == 1
+            batches = subscriber.replay(0)
+            for _, payload in batches:
+                first.read(payload)
+            assert first.parents
+            # What comes next follows on it.
+            harness.ask(ids(7, 100))
+            for _, payload in subscriber.replay(len(batches)):
+                first.read(payload)
+                late.read(next_batch(harness, subscriber))
+    assert late.parents == first.parents
+    assert late.token_ids == first.token_ids
+    assert bool(late.token_ids) == with_token_ids
+    # A replay does not repeat what a batch of another's told again.
+    assert first.num_cleared == 1
+
+
+def test_subscribers_that_come_and_come_are_told_all_once_a_second(tokenizer: Tokenizer, config: EngineConfig) -> None:
+    now = 0.0
+    with following(tokenizer, config, clock=lambda: now) as harness, subscribe(config) as one:
+        router = Router()
+        router.read(next_batch(harness, one))
+        with subscribe(config) as other:
+            number = 0
+            while not other.poll(1):
+                number += 1
+                harness.ask([number, *ids(0, 40)])
+            assert not any(isinstance(event, Cleared) for event in decode(other.receive()[1]).events)
+            while other.poll(10):
+                other.receive()
+            now = 1.0
+            assert harness.core.has_work
+            router = Router()
+            router.read(next_batch(harness, other))
+            assert router.num_cleared == 1
+            assert router.parents
+            assert not harness.core.has_work
+
+
 def test_what_comes_back_from_a_store_is_told_of_as_stored(tokenizer: Tokenizer, config: EngineConfig) -> None:
     store = FakeStore(SLOT_BYTES * BLOCK_SIZE)
     prompt = ids(3, 100)
@@ -166,17 +231,19 @@ async def test_an_engine_that_is_started_again_begins_anew(config: EngineConfig,
             params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
             async for _ in engine.generate(list(range(100)), params):
                 pass
-            for _, payload in await asyncio.to_thread(subscriber.replay, 0):
-                router.read(payload)
+            while len(router.parents) < 6:
+                router.read((await asyncio.to_thread(subscriber.receive))[1])
             assert len(router.parents) == 6
             pid = clients[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             while len(clients) == 1 or engine.status != "ready":
                 await asyncio.sleep(0.01)
-        with subscribe(config) as subscriber:
+            # One that stayed is told, though no request comes.
+            while router.parents:
+                router.read((await asyncio.to_thread(subscriber.receive))[1])
             batches = await asyncio.to_thread(subscriber.replay, 0)
-            assert [number for number, _ in batches] == [0]
+            assert batches[0][0] == 0
             router.read(batches[0][1])
             assert not router.parents
     finally:

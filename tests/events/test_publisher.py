@@ -1,5 +1,8 @@
+import logging
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,24 @@ def test_a_request_that_is_no_number_does_not_end_the_publisher(
         assert len(subscriber.replay(0)) == 1
 
 
+@pytest.mark.parametrize("topic", [b"kv", b"k", b""])
+def test_each_subscription_is_told_of_once(publisher: EventPublisher, endpoints: tuple[str, str], topic: bytes) -> None:
+    deadline = time.monotonic() + 10
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(Subscriber(*endpoints, topic=topic))
+            while not publisher.take_subscriptions():
+                assert time.monotonic() < deadline
+    assert not publisher.take_subscriptions()
+
+
+def test_a_subscription_to_another_topic_is_not_told_of(publisher: EventPublisher, endpoints: tuple[str, str]) -> None:
+    with Subscriber(*endpoints, topic=b"kv2") as other:
+        for _ in range(20):
+            assert not other.poll(5)
+            assert not publisher.take_subscriptions()
+
+
 def test_nobody_who_listens_and_one_who_never_reads_hold_nothing_up(
     publisher: EventPublisher, endpoints: tuple[str, str]
 ) -> None:
@@ -109,12 +130,43 @@ def test_nobody_who_listens_and_one_who_never_reads_hold_nothing_up(
             assert index_of(batches[0][1]) == 4999
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://*:99999", "tcp://nowhere", "*:5557", "nonsense://*:5", "ipc:///no/such"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://*:99999",
+        "tcp://*:0",
+        "tcp://*:-1",
+        "tcp://*:*",
+        "tcp://*:",
+        "tcp://*:5557x",
+        "tcp://:5557",
+        "tcp://nowhere",
+        "*:5557",
+        "",
+        "inproc://x",
+        "udp://*:5557",
+        "nonsense://*:5",
+        "ipc://",
+        "ipc://*",
+        "ipc:///no/such",
+    ],
+)
 def test_an_address_that_cannot_be_used_is_an_error_that_names_its_flag(endpoint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--kv-events-endpoint is"):
         EventPublisher(endpoint)
     with pytest.raises(ConfigError, match="--kv-events-replay-endpoint is"):
         EventPublisher(f"ipc://{tmp_path}/e", endpoint)
+
+
+def test_where_events_go_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "radixserve")
+    EventPublisher(f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r").close()
+    EventPublisher("tcp://router:5557").close()
+    assert caplog.messages == [
+        f"KV events go to ipc://{tmp_path}/e, bound here",
+        f"KV events that were missed are asked for at ipc://{tmp_path}/r",
+        "KV events go to tcp://router:5557, bound elsewhere",
+    ]
 
 
 def test_an_address_in_use_is_an_error() -> None:

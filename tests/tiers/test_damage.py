@@ -164,6 +164,25 @@ def test_damage_is_told_in_one_line(written: tuple[Path, Path, bytes], caplog: p
     assert (record.levelno, "2 blocks or files are damaged" in record.message) == (logging.WARNING, True)
 
 
+def test_what_was_read_behind_a_damaged_block_is_written_again(written: tuple[Path, Path, bytes]) -> None:
+    directory, segment, content = written
+    segment.write_bytes(content[: SHAPE.blocks_start] + bytes(len(content) - SHAPE.blocks_start))
+    store = open_store(directory)
+    assert len(read(store, *range(NUM_BLOCKS - 2))) == 0
+    assert [store.contains(name_of(number)) for number in range(NUM_BLOCKS)] == [False] * (NUM_BLOCKS - 2) + [True] * 2
+    write(store, *range(NUM_BLOCKS - 2))
+    assert store.wait_idle(30)
+    store.close(30)
+    assert right_blocks(directory) == list(range(NUM_BLOCKS - 2))
+
+
+def test_what_was_read_behind_a_missing_block_stays(written: tuple[Path, Path, bytes]) -> None:
+    store = open_store(written[0])
+    assert len(read(store, 0, 99, 1, 2)) == 1
+    assert all(store.contains(name_of(number)) for number in range(NUM_BLOCKS))
+    store.close(30)
+
+
 class DyingFiles(Files):
     """Stops in the middle of the write of that number, as a process that is killed does, and does nothing more."""
 

@@ -170,6 +170,26 @@ def test_a_failed_read_turns_the_store_off_with_one_warning(
     assert len(warnings_in(caplog)) == 1
 
 
+@pytest.mark.parametrize("pattern", ["*.kv", "lock", "*"])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_files_that_are_deleted_turn_the_store_off_with_one_warning(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, tmp_path: Path, pattern: str, is_written: bool
+) -> None:
+    store = open_store(Files())
+    write(store, 0, 1)
+    assert store.wait_idle(30)
+    for path in (tmp_path / "cache").rglob(pattern):
+        if path.is_file():
+            path.unlink()
+    if is_written:
+        write(store, 2)
+    assert wait_until(lambda: not store.stats().is_on)
+    assert not store.has_room(0)
+    np.testing.assert_array_equal(read(store, 0, 1), blocks_of([0, 1]))
+    store.close(30)
+    assert ["deleted while the server ran" in message for message in warnings_in(caplog)] == [True]
+
+
 @pytest.mark.parametrize("call", ["open", "write_at", "resize"])
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_directory_that_cannot_be_written_leaves_the_store_off_with_one_warning(
