@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from radixserve.api.echo import Echo
@@ -12,7 +13,8 @@ from radixserve.api.tools import ToolUse
 from radixserve.beam_search_params import BeamSearchParams
 from radixserve.diagnosis.prompt import DiagnosedPrompt
 from radixserve.engine.async_engine import AsyncEngine, RequestHints
-from radixserve.protocol import Delta, PinAt
+from radixserve.errors import EngineUnavailable, RequestError
+from radixserve.protocol import Delta, PinAt, Unpin
 from radixserve.sampling_params import SamplingParams
 from radixserve.tokenizer.hermes import CALL_BEGIN
 
@@ -78,7 +80,7 @@ async def generate(engine: AsyncEngine, generation: Generation, name: str) -> As
     """Yield (index of the prompt, delta) until every answer is finished. Closing it aborts what is left at once.
 
     name: what the request is called where the cache is shown.
-    Raises RequestError if any prompt's request fails; the others are aborted.
+    Raises RequestError if any prompt's request fails; the others are aborted, and what was pinned for them is not.
     """
     streams = [
         engine.generate(
@@ -96,9 +98,16 @@ async def generate(engine: AsyncEngine, generation: Generation, name: str) -> As
             async for delta in deltas:
                 yield 0, delta
     else:
-        async with aclosing(_merge(streams)) as pairs:
-            async for pair in pairs:
-                yield pair
+        try:
+            async with aclosing(_merge(streams)) as pairs:
+                async for pair in pairs:
+                    yield pair
+        except RequestError:
+            # By now all are aborted, so that none makes a pin later.
+            for pin in chain.from_iterable(generation.pins):
+                with suppress(EngineUnavailable):
+                    await engine.control(Unpin(pin.pin_id, None))
+            raise
 
 
 class _Ended:
