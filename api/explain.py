@@ -32,12 +32,22 @@ async def explain(request: Request) -> Response:
     """Say what a prompt would hit now, and why not more. Changes nothing, and tells of the caller's tenant alone."""
     incoming = await receive(request)
     prompt, namespace = await incoming.in_worker(_prepare)
-    [diagnosis] = await diagnose_prompts(incoming.service, [prompt], namespace)
+    [diagnosis] = await diagnose_prompts(incoming.service, [prompt], namespace, field=None)
     return Response(msgspec.json.encode(diagnosis), media_type="application/json")
 
 
-async def diagnose_prompts(service: Service, prompts: Sequence[DiagnosedPrompt], namespace: bytes) -> list[Diagnosis]:
-    """Return a diagnosis of each prompt, as of now. Raises EngineUnavailable."""
+async def diagnose_prompts(
+    service: Service, prompts: Sequence[DiagnosedPrompt], namespace: bytes, field: str | None = "cache_diagnostics"
+) -> list[Diagnosis]:
+    """Return a diagnosis of each prompt, as of now. field: that asks for it.
+
+    Raises EngineUnavailable, and InvalidRequest if the server has no prefix cache.
+    """
+    if prompts and service.engine.config.no_prefix_cache:
+        raise InvalidRequest(
+            "there is nothing to explain: this server runs with --no-prefix-cache and computes every prompt anew",
+            param=field,
+        )
     sees_other_namespaces = service.engine.config.enable_cache_introspection
     diagnoses = []
     for prompt in prompts:

@@ -115,7 +115,8 @@ async def _explain(server: Server, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer)
     else:
-        Console(highlight=False).print(explain_view(read_answer(answer, Diagnosis)))
+        console = Console(highlight=False)
+        console.print(explain_view(read_answer(answer, Diagnosis), console.encoding))
     return 0
 
 

@@ -82,8 +82,10 @@ def _loss(lost: LostPrefix) -> Loss:
 
 def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) -> tuple[Cause, Divergence | None]:
     """Return what the cached prompts that begin in the same way explain."""
-    if not facts.others:
-        return ("none" if facts.num_hit_tokens + facts.num_stored_tokens else "never_computed"), None
+    num_cached = facts.num_hit_tokens + facts.num_stored_tokens
+    # Others that part before the end of what a lower tier has are not what the prompt goes on from.
+    if not facts.others or facts.num_common_tokens < num_cached:
+        return ("none" if num_cached else "never_computed"), None
     boilerplate = _boilerplate(prompt, tokenizer)
     comparisons = [
         Comparison(

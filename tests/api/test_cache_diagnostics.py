@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from radixserve.config import EngineConfig
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.api.serving import BOTH, CHAT, COMPLETIONS, INPUTS, alphabet, ask, called, refusal_of, stream
 from tests.stub_engine import stub_engine
@@ -79,6 +80,23 @@ async def test_a_beam_search_refuses_it_by_name(client: httpx.AsyncClient, route
 )
 async def test_explain_refuses_what_it_cannot_take(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
     assert (await refusal_of(client, EXPLAIN, **body))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        (EXPLAIN, {"prompt": "a"}, None),
+        (COMPLETIONS, {"prompt": "a", "cache_diagnostics": True}, "cache_diagnostics"),
+        (CHAT, INPUTS[CHAT] | {"cache_diagnostics": True}, "cache_diagnostics"),
+    ],
+)
+async def test_a_server_without_a_prefix_cache_has_nothing_to_explain(
+    tokenizer: Tokenizer, route: str, fields: dict[str, Any], param: str | None
+) -> None:
+    async with called(stub_engine(tokenizer, alphabet, config=EngineConfig(no_prefix_cache=True))) as client:
+        refusal = await refusal_of(client, route, **fields)
+    assert refusal["param"] == param
+    assert "--no-prefix-cache" in refusal["message"]
 
 
 async def test_explain_of_a_prompt_that_is_cut_is_of_what_is_left(client: httpx.AsyncClient) -> None:

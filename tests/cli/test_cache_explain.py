@@ -1,4 +1,6 @@
+import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,17 @@ def test_nothing_in_a_text_steers_the_terminal(
     assert "\x1b" not in output
     assert "\r" not in output
     assert "[red]c[/red]" in output
+
+
+def test_a_terminal_that_lacks_a_character_is_shown_its_number(
+    fake: FakeCacheServer, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divergence = {**DIVERGED["divergence"], "cached_text": "caf\u00e9\nopen", "prompt_text": "caf\u00e9\nshut"}
+    fake.answers[ROUTE] = DIVERGED | {"divergence": divergence}
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    assert run(fake, "explain", file) == 0
+    assert b"cached  caf\\xe9\\n[[open]]" in shown.getvalue()
 
 
 @pytest.mark.parametrize(

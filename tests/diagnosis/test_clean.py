@@ -3,6 +3,7 @@
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixserve.diagnosis.diagnose import diagnose
@@ -10,7 +11,7 @@ from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
 from radixserve.diagnosis.report import Loss
 from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message
-from tests.diagnosis.talks import TEMPLATES, Model, assistant, system, tool, user
+from tests.diagnosis.talks import TEMPLATES, Model, assistant, facts_of, system, tool, user
 from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS
 
 FEW_SHOT = (
@@ -152,6 +153,21 @@ def test_what_a_lower_tier_has_is_not_lost(
     diagnosis = diagnose(prompt, facts, models["chatml"].tokenizer, sees_other_namespaces=True)
     assert (diagnosis.cached_tokens, diagnosis.tier_tokens, diagnosis.cause) == (10 + num_stored, num_stored, cause)
     assert num_lost == (diagnosis.lost.tokens if isinstance(diagnosis.lost, Loss) else 0)
+
+
+def test_a_cached_prompt_that_parts_before_the_end_of_what_a_lower_tier_has_explains_nothing(
+    models: dict[str, Model],
+) -> None:
+    model = models["chatml"]
+    messages = [system(f"It is 09:15:02 now. {RULES}"), *TALK[1:]]
+    token_ids = model.encode(messages)
+    facts = facts_of(token_ids, [model.cached([system(f"It is 09:17:44 now. {RULES}"), *TALK[1:]])])
+    prompt = DiagnosedPrompt(token_ids, Conversation(messages, model.encode))
+    assert diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=True).cause == "diverged"
+    facts = msgspec.structs.replace(facts, num_stored_tokens=len(token_ids) - facts.num_hit_tokens - 20)
+    diagnosis = diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=True)
+    assert (diagnosis.cause, diagnosis.is_expected) == ("none", True)
+    assert diagnosis.verdict.startswith("nothing wrong")
 
 
 @pytest.mark.parametrize(
