@@ -129,7 +129,9 @@ def _is_retokenised(comparison: Comparison) -> bool:
     """Whether the text goes on as the cached one does, to the end of its turn, in other tokens."""
     cached = comparison.cached
     end = cached.end_of_turn(comparison.offset)
-    return comparison.num_cached_left >= _MIN_RETOKENISED and comparison.num_equal_characters >= end
+    # Of a character that is still to come, any two show the same.
+    is_seen = cached.text[comparison.offset : end].strip("\ufffd \n") != ""
+    return is_seen and comparison.num_cached_left >= _MIN_RETOKENISED and comparison.num_equal_characters >= end
 
 
 def _turns(comparison: Comparison) -> tuple[str, str]:

@@ -177,6 +177,10 @@ def test_a_cached_prompt_that_parts_before_the_end_of_what_a_lower_tier_has_expl
         (FACTS, f"{FACTS} And so on."),
         ("The boat is blue.", FACTS),
         (FEW_SHOT + "a", FEW_SHOT + "b"),
+        ("The sea is", "<|im_start|>system\nYou are careful.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"),
+        ("a b c d e f g", "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHello! How can I help?"),
+        ("\u202e\ufeff", "<|im_start|>user\nHello<|im_end|>\n"),
+        ("Hello there", "Hello<|im_end|>\n<|im_start|>assistant\nHello! How can I help?"),
     ],
 )
 def test_texts_without_messages(models: dict[str, Model], text: str, cached: str) -> None:

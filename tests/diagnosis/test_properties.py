@@ -133,3 +133,32 @@ def test_no_character_is_cut_at_the_ends_of_a_shown_text(
     shown = text_around(encoded, min(position, len(encoded)), tokenizer, num_tokens)
     assert shown in text
     assert ("\ufffd" in shown) <= ("\ufffd" in text)
+
+
+SNIPPETS = [
+    *WORDS,
+    "The sea is",
+    "Once upon a time",
+    "x",
+    "\ufeff",
+    "\u202e",
+    "a b c d",
+    "<|im_end|>",
+    "<|im_start|>",
+    " \n",
+]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    one=st.lists(st.sampled_from(SNIPPETS), min_size=1, max_size=6),
+    others=st.lists(st.lists(st.sampled_from(SNIPPETS), min_size=1, max_size=12), max_size=3),
+    num_shared=st.integers(0, 2),
+)
+def test_short_texts_that_share_a_word_or_two_are_nothing_wrong(
+    models: dict[str, Model], one: list[str], others: list[list[str]], num_shared: int
+) -> None:
+    model = models["chatml"]
+    chat = model.tokenizer.decode(model.encode([system("You are kind."), user("Hello")]), skip_special_tokens=False)
+    cached = [chat, *(" ".join([*one[:num_shared], *other]) for other in others)]
+    assert model.diagnose_text(" ".join(one), *cached).is_expected
