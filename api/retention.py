@@ -1,6 +1,5 @@
 """How long a request asks to keep its prompt in the cache: up to marks on content parts, or all of it."""
 
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from radixserve.api.requests import GenerationRequest
-from radixserve.errors import InvalidRequest
+from radixserve.config import parse_seconds
+from radixserve.errors import ConfigError, InvalidRequest
 from radixserve.protocol import PinAt
 from radixserve.tokenizer.digit_marks import TextEnd
 from radixserve.tokenizer.messages import Message, cache_marks, refuse_marked_parts
@@ -20,9 +20,6 @@ MAX_TTL = 24 * 3600.0
 
 # Anthropic refuses more, OpenAI takes the latest of more.
 MAX_MARKS = 4
-
-_DURATION = re.compile(r"(?P<number>[0-9]{1,6})(?P<unit>[smh])")
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -85,12 +82,10 @@ def new_pin(num_tokens: int, ttl: float) -> PinAt:
 def read_ttl(value: float | str) -> float:
     """Return seconds, given as a number of them or as in "30s", "5m" or "24h". Raises InvalidRequest."""
     if isinstance(value, str):
-        match = _DURATION.fullmatch(value)
-        if match is None:
-            raise InvalidRequest(
-                f'ttl is {value!r:.100}; it must be a number of seconds, or as in "30s", "5m" or "24h"', param="ttl"
-            )
-        value = int(match["number"]) * _UNITS[match["unit"]]
+        try:
+            value = parse_seconds(value)
+        except ConfigError as error:
+            raise InvalidRequest(f"ttl: {error}", param="ttl") from None
     if not MIN_TTL <= value <= MAX_TTL:
         raise InvalidRequest(f"ttl is {value:g} seconds; it must be from 1 second to 24 hours", param="ttl")
     return float(value)

@@ -22,7 +22,7 @@ import msgspec
 
 from radixserve.bench.own_server import own_server
 from radixserve.bench.report import Figures
-from radixserve.bench.serve import Plan, describe_environment, run_benchmark
+from radixserve.bench.serve import NoProgress, Plan, describe_environment, run_benchmark
 from radixserve.bench.server import Server
 from radixserve.bench.workloads import AGENTS, Workload
 from radixserve.errors import ConfigError, ServerCallFailed
@@ -40,22 +40,12 @@ LONG = Workload(
 )
 
 
-class _NoProgress:
-    """A progress bar that nobody sees."""
-
-    def reset(self, total: float | None = None) -> None:
-        pass
-
-    def update(self, n: float | None = 1) -> None:
-        pass
-
-
 async def run_both(url: str, seed: int) -> tuple[Figures, Figures]:
     """Run *agents* and the long prompts against one server, and return their figures."""
     figures = []
     async with Server(url) as server:
         for workload in (AGENTS, LONG):
-            report = await run_benchmark(server, Plan(workload=workload, seed=seed), _NoProgress())
+            report = await run_benchmark(server, Plan(workload=workload, seed=seed), NoProgress())
             figures.append(report.repeats[0].figures)
     agents, long = figures
     if agents.num_failed or long.num_failed:

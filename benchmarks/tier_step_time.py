@@ -4,7 +4,7 @@
     python benchmarks/tier_step_time.py --directory /mnt/nvme/cache
 
 Steps of an engine in which all rows generate, in turn with the disk tier idle and busy: a save is under way all the
-time, which copies up to 4 MiB of blocks out of the pool in each step, and what was written is read back and verified.
+time, which copies up to 2 MiB of blocks out of the pool in each step, and what was written is read back and verified.
 Prints one JSON line: medians of the step time of both kinds, of their round-by-round ratios, and MB/s written and read.
 """
 

@@ -73,7 +73,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     kv_events_topic: Annotated[str | None, _described("ZeroMQ topic of KV events; left out: an empty one")] = None
     kv_events_token_ids: Annotated[bool, _described("put the token ids of stored blocks into KV events")] = False
-    kv_events_buffer: Annotated[int, _described("batches of KV events kept for a replay")] = 10_000
+    kv_events_buffer: Annotated[
+        int | None, _described("batches of KV events kept for a replay, 10,000 unless given")
+    ] = None
     seed: Annotated[int, _described("source of the seeds of requests that bring none")] = 0
     log_level: Annotated[LogLevel, _described("least severe message that is logged")] = "info"
 
@@ -128,6 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "--public-prefixes needs the cache that --no-prefix-cache turns off; leave one of them out"
             )
         self._check_tiers()
+        self._check_events()
         for entry in self.api_key:
             split_api_key(entry)
 
@@ -142,6 +145,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("--kv-cache-dir-size is given without --kv-cache-dir; give the directory too")
         if self.kv_cache_host_memory is not None and self.device == "cpu":
             raise ConfigError("--kv-cache-host-memory needs K/V on a GPU; with --device cpu raise --kv-cache-memory")
+
+    def _check_events(self) -> None:
+        for flag, is_given in (
+            ("--kv-events-replay-endpoint", self.kv_events_replay_endpoint is not None),
+            ("--kv-events-topic", self.kv_events_topic is not None),
+            ("--kv-events-token-ids", self.kv_events_token_ids),
+        ):
+            if is_given and self.kv_events_endpoint is None:
+                raise ConfigError(f"{flag} needs --kv-events-endpoint, where the events are published")
+        if self.kv_events_buffer is not None and self.kv_events_replay_endpoint is None:
+            raise ConfigError("--kv-events-buffer needs --kv-events-replay-endpoint, where what it keeps is asked for")
+        if self.kv_events_endpoint is not None and self.no_prefix_cache:
+            raise ConfigError(
+                "--kv-events-endpoint tells of the cache that --no-prefix-cache turns off; leave one of them out"
+            )
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "EngineConfig":
@@ -190,6 +208,7 @@ def split_api_key(entry: str) -> tuple[str | None, str]:
 
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_size(text: str) -> int:
@@ -198,3 +217,11 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size; write bytes, or a number with KiB, MiB or GiB, such as 2GiB")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in a time such as 90, 1.5s, 5m or 24h. Raises ConfigError if it is none."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]?)", text)
+    if match is None:
+        raise ConfigError(f"{text!r:.100} is no time; write seconds, or a number with s, m or h, such as 5m")
+    return float(match[1]) * _SECONDS[match[2]]

@@ -134,12 +134,16 @@ class LostPrefix(msgspec.Struct, frozen=True, array_like=True):
     idle_seconds: float
 
 
+# That are told of another prompt.
+MAX_OTHER_TOKENS = 2048
+
+
 class OtherPrompt(msgspec.Struct, frozen=True, array_like=True):
     """A cached prompt that begins with another one's first num_common_tokens.
 
-    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first 2,048 of it if it is
-    more. seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with what it
-    holds right there.
+    token_ids: int32 in native order; what it holds from that one's num_hit_tokens on, the first MAX_OTHER_TOKENS of it
+    if it is more. seconds_idle: since it was last used; 0 while it is in use. num_requests_hit: how many began with
+    what it holds right there.
     """
 
     token_ids: bytes

@@ -43,6 +43,24 @@ def test_a_tier_in_the_hosts_memory_needs_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_events_topic": "t"}, "--kv-events-topic needs --kv-events-endpoint"),
+        ({"kv_events_token_ids": True}, "--kv-events-token-ids needs --kv-events-endpoint"),
+        ({"kv_events_replay_endpoint": "tcp://*:1"}, "--kv-events-replay-endpoint needs --kv-events-endpoint"),
+        (
+            {"kv_events_endpoint": "tcp://*:1", "kv_events_buffer": 10_000},
+            "--kv-events-buffer needs --kv-events-replay",
+        ),
+        ({"kv_events_endpoint": "tcp://*:1", "no_prefix_cache": True}, "--no-prefix-cache"),
+    ],
+)
+def test_settings_of_events_that_would_have_no_effect_are_errors(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig.from_settings(settings)
+
+
+@pytest.mark.parametrize(
     ("entry", "tenant", "key"),
     [("plain", None, "plain"), ("acme=first", "acme", "first"), ("acme=c2VjcmV0Cg==", "acme", "c2VjcmV0Cg==")],
 )

@@ -11,7 +11,7 @@ import msgspec
 
 from radixserve.bench.measured_server import MeasuredServer, paused
 from radixserve.bench.report import Environment, Figures, Report, spread, summarize
-from radixserve.bench.serve import Plan, describe_environment, run_benchmark
+from radixserve.bench.serve import NoProgress, Plan, describe_environment, run_benchmark
 from radixserve.bench.server import Server
 from radixserve.bench.workloads import Workload
 from radixserve.errors import ConfigError, NoBeamSearch, ServerCallFailed
@@ -90,14 +90,6 @@ class ComparisonPlan(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"two servers are named {name}; give each a name of its own")
 
 
-class _Silent:
-    def reset(self, total: float | None = None) -> None:
-        pass
-
-    def update(self, n: float | None = 1) -> None:
-        pass
-
-
 def compare(
     plan: ComparisonPlan, tell: Callable[[str], object], on_round: Callable[[Comparison], object]
 ) -> Comparison:
@@ -154,7 +146,7 @@ def _run(server: MeasuredServer, plan: Plan, load: Load, result: ServerResult) -
 
 async def _measure(server: MeasuredServer, plan: Plan) -> Report:
     async with Server(server.url) as connection:
-        return await run_benchmark(connection, plan, _Silent())
+        return await run_benchmark(connection, plan, NoProgress())
 
 
 def summarize_servers(comparison: Comparison) -> None:

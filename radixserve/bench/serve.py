@@ -95,6 +95,16 @@ class Progress(Protocol):
         """Count n more."""
 
 
+class NoProgress:
+    """A progress bar that nobody sees."""
+
+    def reset(self, total: float | None = None) -> None:
+        pass
+
+    def update(self, n: float | None = 1) -> None:
+        pass
+
+
 async def run_benchmark(server: Server, plan: Plan, progress: Progress) -> Report:
     """Run the plan and report on it.
 

@@ -121,7 +121,8 @@ async def _explain(server: Server, arguments: argparse.Namespace) -> int:
 
 
 async def _pin(server: Server, arguments: argparse.Namespace) -> int:
-    answer = await server.post(f"{PATH}/pin", {**read_request(arguments.file), "ttl": arguments.ttl})
+    ttl = {} if arguments.ttl is None else {"ttl": arguments.ttl}
+    answer = await server.post(f"{PATH}/pin", read_request(arguments.file) | ttl)
     if arguments.json:
         return _show(answer, arguments)
     pin = read_answer(answer, _Pin)

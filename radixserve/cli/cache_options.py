@@ -1,10 +1,10 @@
 """The arguments of `radixserve cache`."""
 
 import argparse
-import re
 
-DEFAULT_TTL = "5m"
-_TTL_UNITS = {"s": 1, "m": 60, "h": 3600}
+from radixserve.config import parse_seconds
+from radixserve.errors import ConfigError
+
 _FILE_HELP = "request body as JSON, as a chat or completion takes it; - reads it from standard input"
 
 
@@ -44,8 +44,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser, default_base_url: str) 
         "--ttl",
         metavar="TIME",
         type=seconds_of,
-        default=DEFAULT_TTL,
-        help="how long: seconds, or a number with s, m or h (default: %(default)s)",
+        help="how long: seconds, or a number with s, m or h (default: what FILE says, else 5m)",
     )
     unpin = commands.add_parser("unpin", help="end a pin", description="End a pin before its time.")
     unpin.add_argument("pin_id", metavar="ID", help="what `radixserve cache pin` printed")
@@ -72,10 +71,12 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_base_url: str)
 
 def seconds_of(text: str) -> float:
     """Return the seconds in 90, 90s, 5m or 1h. Raises ArgumentTypeError if it is no time above 0."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip().lower())
-    seconds = 0.0 if match is None else float(match[1]) * _TTL_UNITS.get(match[2], 1)
+    try:
+        seconds = parse_seconds(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if not seconds:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write seconds, or a number with s, m or h, such as 5m")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all; give one above 0")
     return seconds
 
 

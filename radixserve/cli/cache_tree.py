@@ -8,7 +8,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from radixserve.bench.server import Server
-from radixserve.cli.cache_text import duration, printable
+from radixserve.cli.cache_text import printable
+from radixserve.diagnosis.wording import duration
 from radixserve.errors import ServerCallFailed
 
 PATH = "/v1/cache/tree"

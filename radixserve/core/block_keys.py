@@ -51,10 +51,11 @@ class BlockKeys:
         names, path = sequence.names, self.path_of(sequence)
         while len(names) <= index:
             parent = names[-1] if names else self._build_name
-            namespace = path.namespace_of(len(names))
+            owner = parent[:OWNER_BYTES]
             if len(names) in (0, path.num_public_blocks):
+                namespace = path.namespace_of(len(names))
+                owner = owner_of(None if is_public(namespace) else tenant_of(namespace))
                 parent = _sha256(parent, namespace)
-            owner = owner_of(None if is_public(namespace) else tenant_of(namespace))
             names.append(owner + _sha256(parent, self._block(sequence, len(names))))
         return names[index]
 

@@ -280,11 +280,12 @@ class Pins(CacheObserver):
 
     def _refresh(self, pin: Pin, pin_id: str, expires_at: float) -> None:
         """Let a pin live until then at least, under one more id."""
-        pin.ids[pin_id] = expires_at
-        self._pin_of[pin_id] = pin
-        if len(pin.ids) > MAX_IDS_OF_A_PIN:
+        if len(pin.ids) == MAX_IDS_OF_A_PIN:
+            # Before the new one is there, whose maker is still to be told of it.
             first = min(pin.ids, key=pin.ids.__getitem__)
             del pin.ids[first], self._pin_of[first]
+        pin.ids[pin_id] = expires_at
+        self._pin_of[pin_id] = pin
         if pin.expires_at is None:
             self._set_expiry(pin, expires_at)
         else:

@@ -10,11 +10,9 @@ from radixserve.core.namespace import without_salt
 from radixserve.core.other_prompts import Continuations
 from radixserve.core.radix_tree import Match
 from radixserve.core.sequence import Request, Sequence
-from radixserve.protocol import ExplainPrompt, OtherPrompt, PromptFacts
+from radixserve.protocol import MAX_OTHER_TOKENS, ExplainPrompt, OtherPrompt, PromptFacts
 from radixserve.sampling_params import SamplingParams
 
-# That are told of another prompt.
-MAX_TOKENS = 2048
 # Of the tenant's newest roots: those seen, and of these the namespaces that are looked into.
 MAX_ROOTS = 4096
 MAX_NAMESPACES = 64
@@ -61,7 +59,7 @@ def _others(cache: KVCache, sequence: Sequence, num_hit_tokens: int) -> tuple[in
             seconds_idle=0.0 if cache.num_holders(last_block) else use.seconds_idle(last_block),
             num_requests_hit=use.num_hits(first_block),
         )
-        for token_ids, first_block, last_block in continuations.take(MAX_TOKENS - len(above) + num_inside)
+        for token_ids, first_block, last_block in continuations.take(MAX_OTHER_TOKENS - len(above) + num_inside)
         if num_blocks * size + len(token_ids) > num_common_tokens
     ]
     return num_common_tokens, sorted(others, key=lambda other: other.seconds_idle)

@@ -13,12 +13,10 @@ from radixserve.diagnosis.prompt import DiagnosedPrompt, place_of
 from radixserve.diagnosis.report import Cause, Diagnosis, Divergence, Loss, OtherNamespace
 from radixserve.diagnosis.wording import verdict_of
 from radixserve.errors import InvalidRequest
-from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
+from radixserve.protocol import MAX_OTHER_TOKENS, LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
-# What the engine tells of another prompt at most; one of so many tokens probably goes on.
-MAX_OTHER_TOKENS = 2048
 # A loss, or a match elsewhere, of fewer tokens than these and than half of what is missing does not explain the miss.
 _MANY_TOKENS = 256
 
@@ -111,6 +109,7 @@ def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) 
 
 
 def _is_cut(other: OtherPrompt) -> bool:
+    # One of so many tokens probably goes on.
     return len(other.token_ids) >= MAX_OTHER_TOKENS * array("i").itemsize
 
 

@@ -44,10 +44,10 @@ def verdict_of(
         rest = "the rest is new" if num_cached else "nothing that begins like it was computed before"
         unseen = "" if sees_other_namespaces else " (prompts under other salts were not looked at)"
         return f"nothing wrong: {hit}, and {rest}{unseen}"
-    ago = f"{_seconds(lost.seconds_ago)} ago"
+    ago = f"{duration(lost.seconds_ago)} ago"
     if cause == "reset":
         return f"{hit}: the next {lost.num_tokens} were cached until the cache was reset {ago}"
-    idle = f"after {_seconds(lost.idle_seconds)} without use"
+    idle = f"after {duration(lost.idle_seconds)} without use"
     if cause == "evicted":
         return (
             f"{hit}: the next {lost.num_tokens} were evicted {ago}, {idle}, to make room; pin them, or add K/V memory"
@@ -75,7 +75,8 @@ def _place(divergence: Divergence) -> str:
             return f"messages[{divergence.message_index}], the {'tool result' if role == 'tool' else role}"
 
 
-def _seconds(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit that it has two of, such as 90 s, 3 min or 2 h."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -3,13 +3,12 @@
 from array import array
 
 from radixserve.core.block_keys import BlockKeys
-from radixserve.core.block_store import NAME_BYTES, OWNER_BYTES
+from radixserve.core.block_store import OWNER_BYTES
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
+from radixserve.core.tiers.block_names import BlockNames, split_names
 from radixserve.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
-
-_HASH_BYTES = NAME_BYTES - OWNER_BYTES
 
 
 class CacheEvents(CacheObserver):
@@ -28,8 +27,7 @@ class CacheEvents(CacheObserver):
         self._block_size = block_size
         self._medium = medium
         self._with_token_ids = with_token_ids
-        # Packed, as no list of names could be: 32 bytes for each block of the pool.
-        self._names = bytearray(_HASH_BYTES * num_blocks)
+        self._names = BlockNames(num_blocks, keys)
         self._num_stored = 0
         self._was_reset = False
         self._events: list[Event] = [AllBlocksCleared()]
@@ -44,16 +42,15 @@ class CacheEvents(CacheObserver):
         return events
 
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
+        self._names.begin(sequence, block_ids)
 
     def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         pass
 
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
+        self._names.enter(sequence, index, block_ids)
         end = index + len(block_ids)
         names = [self._hash_of(sequence, block) for block in range(index, end)]
-        for block_id, name in zip(block_ids, names, strict=True):
-            self._names[block_id * _HASH_BYTES : (block_id + 1) * _HASH_BYTES] = name
         token_ids: list[int] = []
         if self._with_token_ids:
             token_ids = sequence.token_ids[index * self._block_size : end * self._block_size].tolist()
@@ -71,7 +68,8 @@ class CacheEvents(CacheObserver):
         block_ids = removal.block_ids
         if len(removal.token_ids) < len(block_ids) * self._block_size:
             return  # a tail
-        names = [bytes(self._names[i * _HASH_BYTES : (i + 1) * _HASH_BYTES]) for i in reversed(block_ids)]
+        names = [name[OWNER_BYTES:] for name in reversed(split_names(self._names.of(block_ids)))]
+        self._names.remove(removal, reason)
         self._events.append(BlockRemoved(names, self._medium))
         self._num_stored -= len(names)
         self._was_reset = self._was_reset or reason is RemovalReason.RESET

@@ -13,6 +13,8 @@ from radixserve.events.schema import Event, EventBatch
 
 # Batches that wait for a subscriber that is slow. It loses those beyond, which it sees by their numbers.
 MAX_UNREAD = 100_000
+# Batches that a replay gives as they were.
+DEFAULT_BUFFER_SIZE = 10_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _MAX_PORT = 65535
 _LINGER_MS = 1000
@@ -30,7 +32,12 @@ class EventPublisher:
     """
 
     def __init__(
-        self, endpoint: str, replay_endpoint: str | None = None, *, topic: str = "", buffer_size: int = 10_000
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        buffer_size: int = DEFAULT_BUFFER_SIZE,
     ) -> None:
         self._num_batches = 0
         self._topic = topic.encode()

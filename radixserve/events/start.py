@@ -33,38 +33,19 @@ class KVEvents:
 
 def open_publisher(config: EngineConfig) -> "EventPublisher | None":
     """Open the configured sockets; None if there are none. Raises ConfigError."""
-    _check_nothing_is_lost(config)
     if config.kv_events_endpoint is None:
         return None
-    if config.no_prefix_cache:
-        raise ConfigError(
-            "--kv-events-endpoint tells of the cache that --no-prefix-cache turns off; leave one of them out"
-        )
     if importlib.util.find_spec("zmq") is None:
         raise ConfigError("--kv-events-endpoint needs pyzmq, which is not installed: pip install 'radixserve[events]'")
     # What needs pyzmq is imported only where it is there.
-    from radixserve.events.publisher import EventPublisher  # noqa: PLC0415
+    from radixserve.events.publisher import DEFAULT_BUFFER_SIZE, EventPublisher  # noqa: PLC0415
 
     return EventPublisher(
         config.kv_events_endpoint,
         config.kv_events_replay_endpoint,
         topic=config.kv_events_topic or "",
-        buffer_size=config.kv_events_buffer,
+        buffer_size=config.kv_events_buffer or DEFAULT_BUFFER_SIZE,
     )
-
-
-def _check_nothing_is_lost(config: EngineConfig) -> None:
-    """Raise ConfigError if something is set that has no effect without an endpoint."""
-    settings = {
-        "--kv-events-replay-endpoint": config.kv_events_replay_endpoint is not None,
-        "--kv-events-topic": config.kv_events_topic is not None,
-        "--kv-events-token-ids": config.kv_events_token_ids,
-    }
-    given = [flag for flag, is_given in settings.items() if is_given]
-    if given and config.kv_events_endpoint is None:
-        raise ConfigError(f"{given[0]} needs --kv-events-endpoint, where the events are published")
-    if config.kv_events_buffer != EngineConfig().kv_events_buffer and config.kv_events_replay_endpoint is None:
-        raise ConfigError("--kv-events-buffer needs --kv-events-replay-endpoint, where what it keeps is asked for")
 
 
 def follow(cache: KVCache, publisher: "EventPublisher", config: EngineConfig, *, device: str) -> KVEvents:

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from radixserve.cli import cache
-from radixserve.cli.cache_options import seconds_of
 from radixserve.cli.main import main
 from tests.fake_server import FakeServer, serving
 
@@ -179,7 +178,16 @@ def test_a_request_is_read_from_standard_input(fake: FakeCacheServer, monkeypatc
     fake.answers["POST /v1/cache/pin"] = {"id": "abc", "tokens": 70, "blocks": 5, "expires_at": 1e9}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "hi"}')))
     assert run(fake, "pin", "-") == 0
-    assert fake.calls[0][1] == {"prompt": "hi", "ttl": 300.0}
+    assert fake.calls[0][1] == {"prompt": "hi"}
+
+
+def test_a_time_in_the_file_counts_unless_another_is_given(fake: FakeCacheServer, tmp_path: Path) -> None:
+    fake.answers["POST /v1/cache/pin"] = {"id": "abc", "tokens": 70, "blocks": 5, "expires_at": 1e9}
+    file = tmp_path / "body.json"
+    file.write_text('{"prompt": "hi", "ttl": "1h"}')
+    for times in ((), ("--ttl", "2m")):
+        assert run(fake, "pin", str(file), *times) == 0
+    assert [body["ttl"] for _, body in fake.calls] == ["1h", 120.0]
 
 
 def test_unpin_names_the_pin_whatever_is_in_its_id(fake: FakeCacheServer) -> None:
@@ -226,8 +234,12 @@ def test_a_file_without_a_request_is_one_line_and_exit_code_2(
     assert words in error
 
 
-def test_times_are_seconds_or_have_a_unit() -> None:
-    assert [seconds_of(text) for text in ("90", "1.5s", "5m", "1h")] == [90, 1.5, 300, 3600]
+@pytest.mark.parametrize("text", ["0", "0s", "5 m", "-1", "x", "1h30m", "\u0665m"])
+def test_what_is_no_time_is_one_line_and_exit_code_2(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "pin", "body.json", f"--ttl={text}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--ttl" in error
 
 
 def node(depth: int = 1, parent: int | None = None, **fields: Any) -> dict[str, Any]:

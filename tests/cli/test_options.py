@@ -58,6 +58,14 @@ EXAMPLES: dict[str, tuple[str, object]] = {
     "shutdown_timeout": ("4", 4.0),
     "cors_origin": ("*", ("*",)),
 }
+# Settings that mean nothing without others.
+NEEDS = {
+    "kv_cache_dir_size": ("kv_cache_dir",),
+    "kv_events_replay_endpoint": ("kv_events_endpoint",),
+    "kv_events_topic": ("kv_events_endpoint",),
+    "kv_events_token_ids": ("kv_events_endpoint",),
+    "kv_events_buffer": ("kv_events_endpoint", "kv_events_replay_endpoint"),
+}
 
 
 def test_every_setting_but_the_model_is_in_one_group_of_the_help() -> None:
@@ -78,8 +86,8 @@ def test_a_setting_is_the_same_by_flag_by_variable_and_by_keyword(name: str) -> 
     text, value = EXAMPLES[name]
     flag = ["--" + name.replace("_", "-"), text]
     argv = [text] if name == "model" else flag[:1] if value is True else flag
-    needed = ["--kv-cache-dir", "cache"] if name == "kv_cache_dir_size" else []
-    expected = EngineConfig(**{name: value} | ({"kv_cache_dir": "cache"} if needed else {}))
+    needed = [part for other in NEEDS.get(name, ()) for part in ("--" + other.replace("_", "-"), EXAMPLES[other][0])]
+    expected = EngineConfig(**{other: EXAMPLES[other][1] for other in NEEDS.get(name, ())} | {name: value})
     assert parse(*argv, *needed) == expected
     assert parse(*needed, environment={f"RADIXSERVE_{name.upper()}": text}) == expected
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from radixserve.core import other_prompts
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.other_prompts import MAX_PROMPTS
-from radixserve.core.prompt_facts import MAX_TOKENS, explain
-from radixserve.protocol import ExplainPrompt, PromptFacts
+from radixserve.core.prompt_facts import explain
+from radixserve.protocol import MAX_OTHER_TOKENS, ExplainPrompt, PromptFacts
 from tests.clock import FakeClock
 from tests.core.driver import Driver, make_sequence, num_common
 
@@ -108,7 +108,7 @@ def test_what_is_held_of_a_long_prompt_is_cut() -> None:
     for prompt in ([0, 1, 7], list(range(32)), [7]):
         facts = facts_of(driver, prompt)
         (other,) = others_of(facts)
-        assert other == list(range(facts.num_hit_tokens, facts.num_hit_tokens + MAX_TOKENS))
+        assert other == list(range(facts.num_hit_tokens, facts.num_hit_tokens + MAX_OTHER_TOKENS))
 
 
 def test_other_salts_of_the_tenant_are_told_of_where_they_may_be_seen() -> None:

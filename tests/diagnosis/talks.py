@@ -9,7 +9,7 @@ from radixserve.diagnosis.diagnose import diagnose
 from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
 from radixserve.diagnosis.report import Diagnosis
 from radixserve.model_path import resolve_model_path
-from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
+from radixserve.protocol import MAX_OTHER_TOKENS, LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import FunctionCall, Message, ToolCall, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
@@ -108,7 +108,9 @@ def facts_of(token_ids: Sequence[int], cached: Sequence[Sequence[int]], lost: Lo
     furthest = max(common, default=0)
     num_hit = min(furthest, len(token_ids) - 1)
     others = [
-        OtherPrompt(array("i", other[num_hit : num_hit + 2048]).tobytes(), seconds_idle=1.0, num_requests_hit=1)
+        OtherPrompt(
+            array("i", other[num_hit : num_hit + MAX_OTHER_TOKENS]).tobytes(), seconds_idle=1.0, num_requests_hit=1
+        )
         for num, other in zip(common, cached, strict=True)
         if num == furthest and len(other) > num_hit
     ]

@@ -122,6 +122,16 @@ def test_an_event_has_the_fields_that_routers_read() -> None:
         assert (event.block_size, event.lora_id, event.medium, event.lora_name) == (2, None, "CPU", None)
 
 
+def test_the_names_of_what_a_sequence_begins_with_are_not_hashed_again() -> None:
+    driver = Driver(num_blocks=16, block_size=2)
+    follow(driver)
+    first = driver.start([1, 2, 3, 4, 5])
+    second = make_sequence([1, 2, 3, 4, 6, 7])
+    assert driver.admit(second, 2)
+    assert len(second.names) == 2
+    assert second.names == first.names
+
+
 def test_token_ids_tenants_and_salts_stay_in_the_server_by_default() -> None:
     prompt = [70_001, 70_002, 70_003, 70_004, 70_005, 70_006]
     driver = Driver(num_blocks=8, block_size=2, public_prefixes=[[70_001, 70_002]])

@@ -192,21 +192,6 @@ def test_without_pyzmq_events_are_an_error_that_says_what_to_install(
     assert open_publisher(EngineConfig()) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"kv_events_topic": "t"}, "--kv-events-topic needs --kv-events-endpoint"),
-        ({"kv_events_token_ids": True}, "--kv-events-token-ids needs --kv-events-endpoint"),
-        ({"kv_events_replay_endpoint": "tcp://*:1"}, "--kv-events-replay-endpoint needs --kv-events-endpoint"),
-        ({"kv_events_endpoint": "tcp://*:1", "kv_events_buffer": 5}, "--kv-events-buffer needs --kv-events-replay"),
-        ({"kv_events_endpoint": "tcp://*:1", "no_prefix_cache": True}, "--no-prefix-cache"),
-    ],
-)
-def test_settings_that_would_have_no_effect_are_errors(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_publisher(EngineConfig.from_settings(settings))
-
-
 def test_an_engine_that_does_not_start_leaves_no_address_in_use(config: EngineConfig, tmp_path: Path) -> None:
     write_tiny_engine(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
