@@ -11,6 +11,8 @@ from radixserve.diagnosis.report import Diagnosis, Divergence
 
 # What differs stands between these, as colours alone are lost in a file, and to many eyes.
 _MARKS = ("[[", "]]")
+# So many equal characters are no chance: there the two go on alike, although one may end before the other.
+_MIN_ALIKE = 8
 
 
 def explain_view(diagnosis: Diagnosis, encoding: str = "utf-8") -> Group:
@@ -32,10 +34,20 @@ def _divergence_view(divergence: Divergence, encoding: str) -> list[Text | Paddi
 
 
 def marked(one: str, other: str, encoding: str = "utf-8") -> tuple[Text, Text]:
-    """Return two texts with the part that differs marked in each: what is between the same beginning and end."""
+    """Return two texts with the first part that differs marked in each, up to where both go on alike."""
     begin = num_equal(one, other)
-    end = num_equal(one[begin:][::-1], other[begin:][::-1])
-    return _marked(one, begin, len(one) - end, encoding), _marked(other, begin, len(other) - end, encoding)
+    size, other_size = _sizes_of_difference(one[begin:], other[begin:])
+    return _marked(one, begin, begin + size, encoding), _marked(other, begin, begin + other_size, encoding)
+
+
+def _sizes_of_difference(one: str, other: str) -> tuple[int, int]:
+    """Return how many characters of each come before they are the same again, for a while or to their ends."""
+    # Backwards, so that the first of several places stays.
+    places = {one[index : index + _MIN_ALIKE]: index for index in range(len(one) - _MIN_ALIKE, -1, -1)}
+    runs = [other[index : index + _MIN_ALIKE] for index in range(len(other) - _MIN_ALIKE + 1)]
+    num_last = num_equal(one[::-1], other[::-1])
+    alike = [(places[run], index) for index, run in enumerate(runs) if run in places]
+    return min([*alike, (len(one) - num_last, len(other) - num_last)], key=sum)
 
 
 def _marked(text: str, begin: int, end: int, encoding: str) -> Text:

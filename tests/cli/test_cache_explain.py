@@ -115,7 +115,16 @@ def test_a_terminal_that_lacks_a_character_is_shown_its_number(
         ("abc", "abbc", ("abc", "ab[[b]]c")),
         ("same", "same", ("same", "same")),
         ("", "a", ("", "[[a]]")),
+        (
+            "It is 10:31:07.<|im_end|> Hi<|im_end|> Hello! How can I help?",
+            "It is 10:31:52.<|im_end|> Hi<|im_end|> ",
+            (
+                "It is 10:31:[[07]].<|im_end|> Hi<|im_end|> Hello! How can I help?",
+                "It is 10:31:[[52]].<|im_end|> Hi<|im_end|> ",
+            ),
+        ),
+        ("a word more here, then this", "a here, then that", ("a [[word more ]]here, then this", "a here, then that")),
     ],
 )
-def test_the_part_between_what_is_the_same_is_marked(one: str, other: str, expected: tuple[str, str]) -> None:
+def test_the_first_part_that_differs_is_marked(one: str, other: str, expected: tuple[str, str]) -> None:
     assert tuple(text.plain for text in marked(one, other)) == expected
