@@ -87,6 +87,36 @@ def test_another_conversation_is_nothing_wrong(models: dict[str, Model], seed: i
     assert model.diagnose(messages, model.cached(cached)).is_expected
 
 
+QUESTIONS = ["Hello", "And then?", "What does the report say about the costs of this year?", "Who wrote it?"]
+ANSWERS = [
+    "Hello! How can I help you today?",
+    "I do not know.",
+    "hello! how can I help?",
+    "The costs rose, it says.",
+    "It",
+]
+
+
+@pytest.mark.parametrize("template", ["chatml", "forgetful"])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_whoever_sends_back_what_was_said_is_blamed_for_nothing(
+    models: dict[str, Model], template: str, seed: int
+) -> None:
+    """Several talks at once, in the same few words, of which some branch off from earlier turns."""
+    model, source = models[template], random.Random(seed)
+    cached: list[list[int]] = []
+    talks = [[system(text)] for text in ("You are kind.", "You are kind. Answer in one sentence.", "Be brief.")]
+    for _ in range(14):
+        talk = source.choice(talks)
+        messages = [*talk[: source.choice([1, len(talk), len(talk)])], user(source.choice(QUESTIONS))]
+        diagnosis = model.diagnose(messages, *cached)
+        assert diagnosis.is_expected, diagnosis
+        answer = source.choice(ANSWERS)
+        cached.insert(0, model.encode(messages) + model.tokenizer.encode(answer))
+        talks.append([*messages, assistant(answer)])
+
+
 token_ids = st.lists(st.integers(0, 49151), max_size=60)
 
 
