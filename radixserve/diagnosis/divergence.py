@@ -36,7 +36,7 @@ _ADVICE: dict[Pattern, str] = {
     "everything behind is computed anew",
     "retokenised_answer": "send the answer's own token ids (return_token_ids), or its text as a turn of its own and "
     "unchanged, so that the server finds the ids that it was generated as",
-    "cut_history": "keep the beginning of the history; if it must become shorter, cut much of it at once and seldom",
+    "cut_history": "send all that was said before; if it must become shorter, cut much of it at once and seldom",
     "edited_text": "send what was said before exactly as it was, and put what is new behind it",
 }
 
