@@ -28,14 +28,13 @@ def answer_pattern(
     # The server may have given several answers here, and this is one of them.
     if _is_known(comparison, conversation):
         return None
-    words, cached_words = comparison.words_of_turn
-    if _is_respelled(words, cached_words):
+    if is_respelled(comparison):
         return pattern
     if not is_untaken:
         return None
     if place.message_index is not None and conversation.messages[place.message_index].tool_calls:
         return "edited_text"
-    is_stopped = pattern == "cut_history" and words != [] and num_cached_words < _MIN_CUT_WORDS
+    is_stopped = pattern == "cut_history" and comparison.words_of_turn[0] != [] and num_cached_words < _MIN_CUT_WORDS
     return None if is_stopped else pattern
 
 
@@ -43,6 +42,14 @@ def pattern_of_change(comparison: Comparison) -> Pattern:
     """Return what became of a cached answer: its end is missing, or it says something else."""
     num_words, num_cached_words = comparison.num_words_behind
     return "cut_history" if num_words == 0 < num_cached_words else "edited_text"
+
+
+def is_respelled(comparison: Comparison) -> bool:
+    """Whether the turns that differ say the same, in other letters or with other white space."""
+    words, cached_words = comparison.words_of_turn
+    # The cached one may lack its last token.
+    is_whole = cached_words != [] and len(words) - len(cached_words) in (0, 1)
+    return is_whole and "".join(words).casefold().startswith("".join(cached_words).casefold())
 
 
 def is_answer_left_out(comparison: Comparison, conversation: Conversation, place: Place, *, is_untaken: bool) -> bool:
@@ -62,13 +69,6 @@ def is_answer_left_out(comparison: Comparison, conversation: Conversation, place
         return False
     is_answered = len(comparison.cached_words_behind(opening)) >= _MIN_CUT_WORDS
     return is_answered and (is_untaken or len(comparison.turns_alike(0, 1)) > 0)
-
-
-def _is_respelled(words: list[str], cached_words: list[str]) -> bool:
-    """Whether two turns say the same, in other letters or with other white space."""
-    # The cached one may lack its last token.
-    is_whole = len(words) - len(cached_words) in (0, 1)
-    return is_whole and "".join(words).casefold().startswith("".join(cached_words).casefold())
 
 
 def _is_known(comparison: Comparison, conversation: Conversation) -> bool:

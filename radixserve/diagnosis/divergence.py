@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from radixserve.diagnosis.answers import answer_pattern, is_answer_left_out, pattern_of_change
+from radixserve.diagnosis.answers import answer_pattern, is_answer_left_out, is_respelled, pattern_of_change
 from radixserve.diagnosis.classics import Excerpt, lacks_thinking, names, pattern_of_value
 from radixserve.diagnosis.comparison import Change, Comparison
 from radixserve.diagnosis.passage import Passage
@@ -59,6 +59,7 @@ def may_be_fault(comparison: Comparison) -> bool:
         or comparison.turns_alike(0, 1) != []
         or comparison.change.is_rejoined
         or comparison.num_equal_words_behind > 0
+        or is_respelled(comparison)
         or _is_retokenised(comparison)
         or lacks_thinking(*_turns(comparison))
         or _value(comparison, comparison.change) is not None

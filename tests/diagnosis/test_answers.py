@@ -131,3 +131,11 @@ def test_one_of_several_cached_answers_that_went_on_clears_the_others(models: di
     other = model.cached([*ASKED, assistant("I do not know that, to be honest.")])
     assert not model.diagnose(messages, other).is_expected
     assert model.diagnose(messages, other, model.cached(TALK)).is_expected
+
+
+def test_the_same_answer_in_other_letters_is_a_fault_even_if_others_went_on_from_it(models: dict[str, Model]) -> None:
+    model = models["chatml"]
+    for answer in ("Yes, it does.", SHORT):
+        cached = model.cached([*ASKED, assistant(answer), *TALK[3:]])
+        messages = [*ASKED, assistant(answer.upper()), user("Who wrote it?")]
+        assert_found(model, ("edited_text", "assistant", 2), messages, cached)
