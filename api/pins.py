@@ -73,18 +73,20 @@ async def unpin(request: Request) -> Response:
 
 async def _pinned(incoming: Incoming, pin: PinAt) -> CachePin:
     """Return what the engine says of a pin that it has just made."""
-    pins = await incoming.service.engine.control(ShowPins(incoming.tenant))
+    pins = await incoming.service.engine.control(ShowPins(incoming.tenant, pin.pin_id))
     assert isinstance(pins, Pins)
-    for made in pins.pins:
-        if made.pin_id == pin.pin_id:
-            return CachePin(
-                id=pin.pin_id,
-                tokens=made.num_tokens,
-                blocks=made.num_blocks,
-                expires_at=round(time.time() + made.seconds_left),
-                ttl=pin.ttl,
-            )
-    raise RequestFailed("the pin has ended already: its time was over, or a request could not run without its blocks")
+    if not pins.pins:
+        raise RequestFailed(
+            "the pin has ended already: its time was over, or a request could not run without its blocks"
+        )
+    [made] = pins.pins
+    return CachePin(
+        id=pin.pin_id,
+        tokens=made.num_tokens,
+        blocks=made.num_blocks,
+        expires_at=round(time.time() + made.seconds_left),
+        ttl=pin.ttl,
+    )
 
 
 def _prepare_pin(incoming: Incoming) -> Generation:

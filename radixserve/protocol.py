@@ -185,9 +185,10 @@ class Unpinned(msgspec.Struct, frozen=True, tag="unpinned"):
 
 
 class ShowPins(msgspec.Struct, frozen=True, tag="show_pins"):
-    """Ask for a tenant's pins, or for those of all tenants if tenant is None."""
+    """Ask for a tenant's pins, or for those of all tenants if tenant is None. pin_id: for that one alone, if given."""
 
     tenant: str | None
+    pin_id: str | None = None
 
 
 class PinInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -235,6 +235,14 @@ class Pins(CacheObserver):
         )
         return ShownPins(shown, self.max_blocks, self.num_budgeted_blocks - num_listed)
 
+    def show_one(self, pin_id: str, tenant: str | None) -> ShownPins:
+        """Return a pin of a tenant's, or anyone's if that is None, alone; nothing if there is none of that id."""
+        now, pin = self._clock(), self._pin_of.get(pin_id)
+        if pin is None or tenant not in (None, pin.tenant) or pin.ids[pin_id] <= now:
+            return ShownPins([], self.max_blocks, self.num_budgeted_blocks)
+        shown = PinInfo(pin_id, pin.num_tokens, len(pin.block_ids), pin.ids[pin_id] - now)
+        return ShownPins([shown], self.max_blocks, self.num_budgeted_blocks - len(pin.names))
+
     # Of what becomes of the cache's blocks, only new content matters here.
 
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:

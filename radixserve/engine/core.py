@@ -162,6 +162,8 @@ class EngineCore:
             case Unpin(pin_id, tenant):
                 self._has_news = True
                 return Unpinned(self._cache.pins.unpin(pin_id, tenant))
+            case ShowPins(tenant, str(pin_id)):
+                return self._cache.pins.show_one(pin_id, tenant)
             case ShowPins(tenant):
                 return self._cache.pins.show(tenant)
 

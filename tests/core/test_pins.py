@@ -215,6 +215,20 @@ def test_a_refusal_names_the_callers_own_pins_and_of_others_only_how_many_blocks
     assert driver.cache.pins.show(None).num_other_blocks == 0
 
 
+def test_a_pin_alone_is_told_as_it_is_among_all_and_to_no_other_tenant() -> None:
+    driver = Driver(16, 4, max_pinned_share=1.0)
+    pinned(driver, list(range(6)), PinAt("mine", 6, 90.0), namespace=TENANT_A)
+    pinned(driver, list(range(6)), PinAt("again", 6, 30.0), namespace=TENANT_A)
+    pinned(driver, list(range(8)), PinAt("secret", 8, 60.0), namespace=TENANT_B)
+    pins = driver.cache.pins
+    for tenant in ("a", "b", None):
+        listed = {pin.pin_id: pin for pin in pins.show(tenant).pins}
+        for pin_id in ("mine", "again", "secret", "never"):
+            assert pins.show_one(pin_id, tenant).pins == [pin for other, pin in listed.items() if other == pin_id]
+    alone = pins.show_one("mine", "a")
+    assert (alone.max_blocks, alone.num_other_blocks) == (16, 2)
+
+
 def test_a_request_that_is_alone_breaks_as_few_pins_as_it_needs_those_that_end_first() -> None:
     driver = Driver(12, 4, max_pinned_share=1.0)
     for pin_id, start, num_blocks, ttl in (("a", 20, 1, 10.0), ("b", 40, 3, 20.0), ("c", 60, 3, 30.0)):
