@@ -30,7 +30,7 @@ from radixserve.core.scheduler import SchedulerLimits
 from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.client import THREAD_ENVIRONMENT
 from radixserve.engine.core import EngineCore
-from radixserve.protocol import AddRequest, SaveCache, TierStats
+from radixserve.protocol import AddRequest, SaveCache, SaveProgress, TierStats
 from radixserve.runner.startup import start_executor
 from radixserve.sampling_params import SamplingParams
 from radixserve.tiers.disk_store import DiskStore
@@ -136,7 +136,10 @@ class EngineSteps:
         times = []
         for _ in range(num_steps):
             if is_busy:
-                self._core.control(SaveCache())
+                progress = self._core.control(SaveCache(begins=False))
+                assert isinstance(progress, SaveProgress)
+                if progress.is_done:
+                    self._core.control(SaveCache())
             began = time.perf_counter()
             output = self._core.step()
             times.append((time.perf_counter() - began) * 1e3)

@@ -141,6 +141,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ):
             if value is not None and self.no_prefix_cache:
                 raise ConfigError(f"{flag} needs the cache that --no-prefix-cache turns off; leave one of them out")
+        if self.kv_cache_dir is not None and not self.kv_cache_dir.strip():
+            raise ConfigError("--kv-cache-dir is empty; name a directory, or leave it out")
         if self.kv_cache_dir_size is not None and self.kv_cache_dir is None:
             raise ConfigError("--kv-cache-dir-size is given without --kv-cache-dir; give the directory too")
         if self.kv_cache_host_memory is not None and self.device == "cpu":

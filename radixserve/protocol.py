@@ -256,14 +256,19 @@ class TreeView(msgspec.Struct, frozen=True, tag="tree_view"):
 
 
 class SaveCache(msgspec.Struct, frozen=True, tag="save_cache"):
-    """Write all that is cached to the tier below, or tell how far that is: the first call starts it."""
+    """Write all that is cached to the tiers below.
+
+    begins: all that is cached now; otherwise nothing new, and the reply tells how far the save is that began last.
+    """
+
+    begins: bool = True
 
 
 class SaveProgress(msgspec.Struct, frozen=True, tag="save_progress"):
     """How far a save is.
 
-    is_done: nothing of it is left, or an error ended it; the next SaveCache starts another. num_saved_blocks: written
-    by this save. num_left_blocks: found cached when it started, and not yet written. error: why it cannot go on.
+    is_done: nothing of it is left, or an error ended it. num_saved_blocks: written by this save. num_left_blocks: found
+    cached when it began, and not yet written. error: why it cannot go on.
     """
 
     is_done: bool

@@ -83,3 +83,9 @@ def test_an_empty_name_makes_no_key_the_operators() -> None:
 
 def test_settings_print_without_the_keys() -> None:
     assert repr(EngineConfig(api_key=("acme=s3cret",), port=9000)) == "EngineConfig(port=9000, api_key='...')"
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_directory_is_none(name: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dir is empty"):
+        EngineConfig(kv_cache_dir=name)

@@ -51,10 +51,12 @@ class Admission:
             num_places = num_reserved_places(sequence)
             if not budget or num_places > num_free_places:
                 return
-            if in_flight.let_step_pass(sequence, match) or self._waiting.awaits_blocks(sequence, match):
+            if in_flight.let_step_pass(sequence, match):
                 continue
             if not self._running.leaves_room_for(sequence, match):
                 return
+            if self._waiting.awaits_blocks(sequence, match):
+                continue
             if is_generating_beam(sequence):
                 rows = self._beams.resume(sequence, budget)
                 if not rows:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from radixserve.core.cache_observer import CacheObserver, RemovalReason
+from radixserve.core.cache_observer import CacheObserver
 from radixserve.core.packed import indices_of, view_of
-from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
 
 
@@ -55,9 +54,6 @@ class BlockUse(CacheObserver):
 
     def release(self, sequence: Sequence) -> None:
         self._touch(sequence.block_table)
-
-    def remove(self, removal: Removal, reason: RemovalReason) -> None:
-        pass
 
     def _touch(self, block_ids: "array[int]") -> None:
         np.frombuffer(self._last_used, np.float64)[indices_of(block_ids)] = self._clock()

@@ -2,7 +2,6 @@
 
 from array import array
 from enum import Enum, auto
-from typing import Protocol
 
 from radixserve.core.radix_tree import Removal
 from radixserve.core.sequence import Sequence
@@ -20,9 +19,10 @@ class RemovalReason(Enum):
     COVERED = auto()
 
 
-class CacheObserver(Protocol):
+class CacheObserver:
     """Follows what becomes of the cache's blocks; told in the order in which it happens, and changes nothing itself.
 
+    Who derives from it overrides what makes a difference to it.
     index: number of the sequence's block that block_ids begin with.
     """
 

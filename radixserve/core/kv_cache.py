@@ -96,6 +96,11 @@ class KVCache:
         """Blocks that neither a sequence nor a pin holds: free ones, and cached ones that eviction can take."""
         return self._pool.num_free + self._pool.num_evictable
 
+    @property
+    def num_in_use_blocks(self) -> int:
+        """Blocks that a sequence holds, be it one that loads them from a tier, or that are the source of a copy."""
+        return self._pool.num_in_use
+
     def is_pinned(self, block_id: int) -> bool:
         """Whether a pin keeps a block from eviction."""
         return self.pins.is_pinned(block_id)

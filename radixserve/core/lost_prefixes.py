@@ -118,12 +118,6 @@ class LostPrefixes(CacheObserver):
             idle_seconds=first.lost_at - first.last_used,
         )
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         end = index + len(block_ids)
         self._keys.digest_of(sequence, end - 1)
@@ -132,12 +126,6 @@ class LostPrefixes(CacheObserver):
         self._digests[indices_of(block_ids)] = packed.reshape(-1, _NUM_BYTES)
         if not self._pieces.keys().isdisjoint(digests):
             self._take_back(digests)
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
 
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         # A part-filled block has no digest, and is less than what a prompt is explained by.

@@ -10,7 +10,7 @@ import heapq
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Reversible
 from enum import IntEnum, auto
 from itertools import count
 from math import ceil
@@ -19,11 +19,11 @@ import numpy as np
 
 from radixserve.core.block_keys import BlockKeys
 from radixserve.core.block_pool import BlockPool
-from radixserve.core.cache_observer import CacheObserver, RemovalReason
+from radixserve.core.cache_observer import CacheObserver
 from radixserve.core.packed import indices_of
 from radixserve.core.pin import BlockName, Pin, Prefix, WantedPin
 from radixserve.core.public_prefixes import CachePath
-from radixserve.core.radix_tree import RadixTree, Removal
+from radixserve.core.radix_tree import RadixTree
 from radixserve.core.sequence import Request, Sequence
 from radixserve.errors import PinBudgetExceeded
 from radixserve.protocol import PinAt, PinInfo
@@ -31,6 +31,8 @@ from radixserve.protocol import Pins as ShownPins
 
 # Of a pin that is refreshed over and over, those whose time is over first are forgotten.
 MAX_IDS_OF_A_PIN = 64
+# Below so many entries the order of expiry is not swept.
+MIN_SWEPT_ENTRIES = 64
 # That a refusal names one by one.
 MAX_NAMED_PINS = 8
 
@@ -67,6 +69,8 @@ class Pins(CacheObserver):
         self._pins: dict[Prefix, Pin] = {}
         self._pin_of: dict[str, Pin] = {}
         self._num_pins_of = Counter[BlockName]()
+        # Those names, each by itself: the pins of a talk have nearly all of theirs in common, and share them so.
+        self._same_name = dict[BlockName, BlockName]()
         # (when, number, pin), the pin's own number if the entry is still meant: one for each that is made, and not
         # later than its time is over.
         self._expiry: list[tuple[float, int, Pin]] = []
@@ -84,8 +88,8 @@ class Pins(CacheObserver):
         return len(self._num_pins_of)
 
     def num_blocks_of(self, tenant: str | None) -> int:
-        """How many blocks pins of a tenant keep, in time proportional to these."""
-        return len({block_id for pin in self._pins.values() if pin.tenant == tenant for block_id in pin.block_ids})
+        """How many blocks pins of a tenant keep, in time proportional to these and all pins."""
+        return _num_distinct(pin.block_ids for pin in self._pins.values() if pin.tenant == tenant)
 
     def is_pinned(self, block_id: int) -> bool:
         """Whether a pin keeps a block."""
@@ -109,6 +113,7 @@ class Pins(CacheObserver):
             raise self._budget_exceeded(tenant, num_new)
         self._pins.update(new)
         for pin in new.values():
+            pin.names = [self._same_name.setdefault(name, name) for name in pin.names]
             self._num_pins_of.update(pin.names)
         for pin, at in zip(pins, wanted, strict=True):
             known = self._pins[pin.prefix]
@@ -225,13 +230,8 @@ class Pins(CacheObserver):
             for pin_id, expires_at in pin.ids.items()
             if expires_at > now
         ]
-        num_listed = len(
-            {
-                name
-                for pin in self._pins.values()
-                if tenant in (None, pin.tenant) and pin.expires_at is not None
-                for name in pin.names
-            }
+        num_listed = _num_distinct(
+            pin.names for pin in self._pins.values() if tenant in (None, pin.tenant) and pin.expires_at is not None
         )
         return ShownPins(shown, self.max_blocks, self.num_budgeted_blocks - num_listed)
 
@@ -245,23 +245,11 @@ class Pins(CacheObserver):
 
     # Of what becomes of the cache's blocks, only new content matters here.
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         self._set_ends(block_ids, _End.CHOSEN)
 
     def enter_tail(self, sequence: Sequence, block_id: int) -> None:
         self._set_ends(array("i", [block_id]), _End.CHOSEN)
-
-    def release(self, sequence: Sequence) -> None:
-        pass
-
-    def remove(self, removal: Removal, reason: RemovalReason) -> None:
-        pass
 
     def _pin_at(self, sequence: Sequence, num_tokens: int) -> Pin:
         """Return the pin of a sequence's first num_tokens tokens, a new one that is not kept if there is none."""
@@ -302,6 +290,10 @@ class Pins(CacheObserver):
     def _set_expiry(self, pin: Pin, expires_at: float) -> None:
         pin.number = next(self._numbers)
         pin.expires_at = expires_at
+        if len(self._expiry) > 2 * len(self._pins) + MIN_SWEPT_ENTRIES:
+            # Pins that ended before their time have left theirs behind.
+            self._expiry = [entry for entry in self._expiry if entry[1] == entry[2].number]
+            heapq.heapify(self._expiry)
         heapq.heappush(self._expiry, (expires_at, pin.number, pin))
 
     def _cover(self, sequence: Sequence, pin: Pin) -> None:
@@ -338,7 +330,7 @@ class Pins(CacheObserver):
         for name in pin.names:
             self._num_pins_of[name] -= 1
             if not self._num_pins_of[name]:
-                del self._num_pins_of[name]
+                del self._num_pins_of[name], self._same_name[name]
 
     def _next_expiry(self) -> tuple[float, int, Pin] | None:
         """Return the entry of the pin whose time is over first, once those that mean nothing any more are gone."""
@@ -368,8 +360,8 @@ class Pins(CacheObserver):
         ]
         if len(made) > MAX_NAMED_PINS:
             named.append(f"{len(made) - MAX_NAMED_PINS} more")
-        num_made = len({name for pin in made for name in pin.names})
-        num_own = len({name for pin in self._pins.values() if pin.tenant == tenant for name in pin.names})
+        num_made = _num_distinct(pin.names for pin in made)
+        num_own = _num_distinct(pin.names for pin in self._pins.values() if pin.tenant == tenant)
         parts = [f"your pins {', '.join(named)}"] if named else []
         parts += [f"{_blocks(num_own - num_made)} for your requests under way"] if num_own > num_made else []
         num_others = self.num_budgeted_blocks - num_own
@@ -379,6 +371,17 @@ class Pins(CacheObserver):
             f"the pin needs {num_new} more K/V blocks, and pins may keep {self.max_blocks} of {self._pool.num_blocks}, "
             f"of which {self.num_budgeted_blocks} are taken, {held}; unpin something, wait, or pin a shorter prefix"
         )
+
+
+def _num_distinct(paths: Iterable[Reversible[Hashable]]) -> int:
+    """Return how many different blocks are on paths. Who shares one shares all above it, so few are looked at twice."""
+    seen = set[Hashable]()
+    for path in paths:
+        for block in reversed(path):
+            if block in seen:
+                break
+            seen.add(block)
+    return len(seen)
 
 
 def _blocks(number: int) -> str:

@@ -66,12 +66,13 @@ class RunningSequences:
     def make_room_for_new(self, sequence: Sequence, num_tokens: int, match: Match) -> bool:
         """Make room for the first tokens of a waiting sequence, at the cost of nobody who runs.
 
-        At that of pins, if nobody does.
+        At that of pins, if nobody does; but not while a load holds blocks, which it gives back after the step.
         """
         if self._cache.allocate(sequence, num_tokens, match):
             return True
-        is_alone = not self._sequences and self._cache.break_pins(sequence, num_tokens, match)
-        return is_alone and self._cache.allocate(sequence, num_tokens, match)
+        if self._sequences or self._cache.num_in_use_blocks:
+            return False
+        return self._cache.break_pins(sequence, num_tokens, match) and self._cache.allocate(sequence, num_tokens, match)
 
     def preempt(self, sequence: Sequence) -> None:
         """Send a sequence, or the group that it is a beam of, back to wait."""

@@ -167,8 +167,7 @@ class Scheduler:
         self._is_stalled = False
         self._waiting.add(sequence)
         if self._tiers is not None:
-            # Read while the request waits for its turn.
-            self._tiers.awaits(sequence, self._cache.match(sequence))
+            self._tiers.prefetch(sequence, self._cache.match(sequence))
 
     def end(self, request: Request) -> None:
         """End every sequence of a request and free its blocks; what was computed stays in the cache."""

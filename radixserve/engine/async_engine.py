@@ -185,14 +185,16 @@ class AsyncEngine:
 
     async def save_cache(self) -> SaveProgress:
         """Write what is cached to the tiers, and return how that ended. Raises EngineUnavailable."""
+        command = SaveCache()
         while True:
             if self.status != "ready" or self._client is None:
                 raise self._unavailable()
-            progress = await self._client.control(SaveCache())
+            progress = await self._client.control(command)
             assert isinstance(progress, SaveProgress)
             if progress.is_done:
                 return progress
             await asyncio.sleep(SAVE_POLL_SECONDS)
+            command = SaveCache(begins=False)
 
     async def close(self, *, save_timeout: float | None = None) -> None:
         """End all requests, with an error to their readers, and the engine.

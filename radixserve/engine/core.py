@@ -151,14 +151,16 @@ class EngineCore:
                 return self._scheduler.tenant_stats(tenant)
             case ResetCache(tenant):
                 num_dropped_blocks, num_kept_blocks = self._cache.reset(tenant)
+                if self._tiers is not None:
+                    self._tiers.reset(tenant)
                 self._has_news = True
                 return CacheWasReset(num_dropped_blocks, num_kept_blocks)
             case ExplainPrompt():
                 return explain(self._cache, command)
             case ShowTree(tenant):
                 return show_tree(self._cache, command, self._scheduler.running_of(tenant))
-            case SaveCache():
-                return self._save()
+            case SaveCache(begins):
+                return self._save(begins=begins)
             case Unpin(pin_id, tenant):
                 self._has_news = True
                 return Unpinned(self._cache.pins.unpin(pin_id, tenant))
@@ -201,10 +203,10 @@ class EngineCore:
         stats = self._cache.stats()
         return stats if self._tiers is None else msgspec.structs.replace(stats, tiers=self._tiers.stats())
 
-    def _save(self) -> SaveProgress:
+    def _save(self, *, begins: bool) -> SaveProgress:
         if self._tiers is None:
             return SaveProgress(True, 0, 0, "there is no tier to save to; start the server with --kv-cache-dir")
-        return self._tiers.save()
+        return self._tiers.save(begins=begins)
 
     def _compute(self) -> list[Delta]:
         batch = self._scheduler.schedule()

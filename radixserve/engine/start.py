@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from radixserve.config import EngineConfig
 from radixserve.core.kv_cache import CacheSettings, KVCache
@@ -16,6 +17,7 @@ from radixserve.events.start import follow, open_publisher
 from radixserve.model_path import resolve_model_path
 from radixserve.protocol import EngineReady
 from radixserve.runner.startup import start_executor
+from radixserve.tiers.cache_directory import check_directory
 from radixserve.tiers.identity import weights_digest
 from radixserve.tokenizer.tokenizer import Tokenizer
 
@@ -44,7 +46,9 @@ def start_engine(
     path = resolve_model_path(config.model)
     if tokenizer is None:
         tokenizer = load_tokenizer(config)
-    # Before the model is loaded, so that an address in use is found at once.
+    # Before the model is loaded, so that a directory or an address in use is found at once.
+    if config.kv_cache_dir is not None:
+        check_directory(Path(config.kv_cache_dir))
     publisher = open_publisher(config)
     try:
         with ThreadPoolExecutor(max_workers=1) as worker:

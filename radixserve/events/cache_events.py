@@ -44,9 +44,6 @@ class CacheEvents(CacheObserver):
     def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
         self._names.begin(sequence, block_ids)
 
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
     def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
         self._names.enter(sequence, index, block_ids)
         end = index + len(block_ids)
@@ -57,12 +54,6 @@ class CacheEvents(CacheObserver):
         parent = self._hash_of(sequence, index - 1) if index else None
         self._events.append(BlockStored(names, parent, token_ids, self._block_size, None, self._medium))
         self._num_stored += len(names)
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
 
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         block_ids = removal.block_ids

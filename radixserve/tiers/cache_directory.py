@@ -7,6 +7,7 @@ Keys and values tell what users have written, so folders and files are open to t
 others could write to is refused.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -19,6 +20,20 @@ from radixserve.tiers.files import Files
 _BUILD = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[0-9]{6}\.kv")
 _PID_BYTES = 32
+
+
+def check_directory(path: Path) -> None:
+    """Raise ConfigError where CacheDirectory would, so that it is known before a model is loaded for nothing.
+
+    Makes the directory if it is not there. What raises OSError there is nothing wrong here: the tier will be off.
+    """
+    with contextlib.suppress(OSError):
+        _make_private(path)
+        lock = Files().open(path / "lock")
+        try:
+            _lock(lock, path, Files())
+        finally:
+            os.close(lock)
 
 
 class CacheDirectory:
@@ -35,7 +50,8 @@ class CacheDirectory:
         _make_private(path)
         self._lock = files.open(path / "lock")
         try:
-            self._take_lock()
+            _lock(self._lock, path, files)
+            self._write_process_id()
             self._own.mkdir(mode=0o700, exist_ok=True)
         except BaseException:
             files.close(self._lock)
@@ -72,19 +88,23 @@ class CacheDirectory:
         ]
         return [path for folder in builds for path in _segments_in(folder)]
 
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = bytearray(_PID_BYTES)
-            self._files.read_at(self._lock, memoryview(pid), 0)
-            owner = pid.rstrip(b"\0\n").decode("ascii", "replace")
-            raise ConfigError(
-                f"another server (process {owner}) uses {self.path}; give each server a --kv-cache-dir of its own"
-            ) from error
+    def _write_process_id(self) -> None:
         content = f"{os.getpid()}\n".encode()
         self._files.resize(self._lock, 0)
         self._files.write_at(self._lock, memoryview(content), 0)
+
+
+def _lock(descriptor: int, path: Path, files: Files) -> None:
+    """Lock the open lock of a directory until it is closed. Raises ConfigError if another server has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = bytearray(_PID_BYTES)
+        files.read_at(descriptor, memoryview(pid), 0)
+        owner = pid.rstrip(b"\0\n").decode("ascii", "replace")
+        raise ConfigError(
+            f"another server (process {owner}) uses {path}; give each server a --kv-cache-dir of its own"
+        ) from error
 
 
 def _make_private(path: Path) -> None:

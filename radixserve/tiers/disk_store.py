@@ -264,7 +264,8 @@ class DiskStore:
         with self._state:
             self._state.wait_for(lambda: self._writes or self._erasures or self._deadline is not None)
             self._state.wait_for(lambda: not self._reads or self._deadline is not None, timeout=_MAX_WAIT_FOR_READS)
-            return not self._is_late and bool(self._writes or self._erasures)
+            # What was waited for may be forgotten by now; then there will be more.
+            return self._deadline is None or (not self._is_late and bool(self._writes or self._erasures))
 
     def _erase(self) -> None:
         """Let no later server find what was forgotten, and then let its places hold other blocks."""
@@ -367,6 +368,9 @@ class DiskStore:
         seconds = time.perf_counter() - started
         with self._state:
             self._place_read = None
+            still_found = self._index.find(name)
+            if still_found is None or still_found[0] != place:
+                return False  # forgotten meanwhile, and its place perhaps given to another block
             if is_right:
                 self._num_read += 1
                 self._rate.record(1, seconds)

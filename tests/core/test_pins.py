@@ -1,11 +1,14 @@
 """Pins on the cache alone: what they cover, how they end, and what they cost."""
 
+import gc
+import tracemalloc
 from typing import get_args
 
 import pytest
 
 from radixserve.config import EvictionPolicy
 from radixserve.core.namespace import encode_namespace
+from radixserve.core.pin import Pin
 from radixserve.core.sequence import Sequence
 from radixserve.errors import PinBudgetExceeded
 from radixserve.protocol import PinAt
@@ -278,3 +281,28 @@ def test_a_reset_ends_the_pins_of_its_tenant_and_drops_their_blocks() -> None:
     assert driver.cache.reset() == (2, 0)
     assert driver.cache.stats().num_pinned_blocks == 0
     assert driver.cache.stats().num_free_blocks == 16
+
+
+def test_pins_that_end_before_their_time_leave_nothing_behind() -> None:
+    driver = Driver(16, 4, max_pinned_share=1.0)
+    for number in range(1000):
+        pinned(driver, list(range(10)), PinAt(str(number), 10, 3600.0))
+        assert driver.cache.pins.unpin(str(number), None)
+    assert sum(type(thing) is Pin for thing in gc.get_objects()) < 100
+
+
+def test_pins_of_one_talk_share_the_names_of_its_blocks() -> None:
+    """Else each turn of a long talk that is pinned would take as much memory as the talk's K/V have names."""
+    num_blocks = 1000
+    driver = Driver(num_blocks + 8, 4, max_pinned_share=1.0)
+    pinned(driver, list(range(4 * num_blocks)), PinAt("first", 4 * num_blocks, 60.0))
+    sequence = driver.start(list(range(4 * num_blocks)))
+    gc.collect()
+    tracemalloc.start()
+    for number in range(50):
+        sequence.names.clear()  # each turn is another request
+        driver.cache.pins.reserve(sequence, [PinAt(str(number), 4 * num_blocks - 4 * number - 4, 60.0)])
+    sequence.names.clear()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 50 * num_blocks * 16

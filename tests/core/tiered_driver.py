@@ -1,6 +1,5 @@
 """A Driver with a store below its cache, whose blocks hold what the shadow of the K/V held."""
 
-from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,8 +7,7 @@ import numpy as np
 
 from radixserve.core.batch import SampledTokens
 from radixserve.core.block_store import BlockBytes
-from radixserve.core.cache_observer import CacheObserver, RemovalReason
-from radixserve.core.radix_tree import Removal
+from radixserve.core.cache_observer import CacheObserver
 from radixserve.core.sequence import Sequence
 from radixserve.core.tiers.tiers import CacheTiers
 from tests.core.driver import Driver, Prefix
@@ -48,23 +46,8 @@ class _Released(CacheObserver):
     def __init__(self) -> None:
         self.block_ids: set[int] = set()
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
     def release(self, sequence: Sequence) -> None:
         self.block_ids.update(sequence.block_table)
-
-    def remove(self, removal: Removal, reason: RemovalReason) -> None:
-        pass
 
 
 class TieredDriver(Driver):

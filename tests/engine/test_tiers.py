@@ -8,7 +8,8 @@ import pytest
 
 from radixserve.core.namespace import encode_namespace
 from radixserve.core.tiers import choice
-from radixserve.protocol import ExplainPrompt, PromptFacts, ResetCache, SaveCache, SaveProgress
+from radixserve.protocol import ExplainPrompt, PinAt, PromptFacts, ResetCache, SaveCache, SaveProgress
+from radixserve.tiers.chain import Chain
 from tests.engine.harness import BLOCK_SIZE, Harness, MakeHarness, ids
 from tests.fake_store import FakeStore
 from tests.stub import SLOT_BYTES
@@ -78,6 +79,25 @@ def test_a_reset_drops_what_tiers_have_of_a_tenant_too(make_tiered: MakeTiered, 
     assert cached == {"a": 0, "b": 0 if tenant is None else 96}
 
 
+@pytest.mark.parametrize("tenant", ["a", None])
+def test_a_reset_drops_what_is_on_its_way_into_the_pool(
+    make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch, tenant: str | None
+) -> None:
+    monkeypatch.setattr("radixserve.core.tiers.loading.MAX_LOADED_BYTES_BUSY", 2 * SLOT_BYTES * BLOCK_SIZE)
+    harness, _ = make_tiered(num_blocks=24, max_num_batched_tokens=256)
+    prompt, namespace = ids(3, 200), encode_namespace(tenant="a")
+    harness.ask(prompt, namespace=namespace)
+    flood(harness)
+    harness.add(ids(9, 20), max_tokens=40)
+    harness.step()
+    waiting = harness.add(prompt, namespace=namespace)
+    while harness.executor.batches[-1].loads is None:
+        harness.step()
+    harness.core.control(ResetCache(tenant))
+    harness.run()
+    assert harness.results[waiting].num_cached_tokens == 0
+
+
 def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixserve.core.tiers.loading.MAX_READ_BYTES", 3 * SLOT_BYTES * BLOCK_SIZE)
     harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)
@@ -131,7 +151,37 @@ def test_a_save_tells_how_far_it_is_and_writes_beginnings_first(
         copy.blocks = dict(store.blocks)
         restored, _ = make_tiered(copy)
         assert restored.ask(prompt).num_cached_tokens == 16 * number
-    assert harness.core.control(SaveCache()) == SaveProgress(True, 5, 0)
+    assert harness.core.control(SaveCache(begins=False)) == SaveProgress(True, 5, 0)
+
+
+def test_a_save_is_of_what_is_cached_when_it_begins_whatever_became_of_the_one_before(make_tiered: MakeTiered) -> None:
+    """Whoever began that one may have gone before it was done."""
+    harness, store = make_tiered()
+    harness.ask(ids(0, 90))
+    harness.core.control(SaveCache())
+    settle(harness)
+    assert len(store.blocks) == 5
+    harness.ask(ids(1, 90))
+    harness.core.control(SaveCache())
+    settle(harness)
+    assert len(store.blocks) == 10
+
+
+def test_a_save_whose_tier_goes_off_keeps_the_engine_no_longer_busy(make_tiered: MakeTiered) -> None:
+    harness, store = make_tiered()
+    harness.ask(ids(0, 90))
+    harness.core.control(SaveCache())
+    store.is_on = False
+    settle(harness)
+    assert not store.blocks
+
+
+def test_a_save_to_several_tiers_writes_no_more_than_the_largest_holds(make_harness: MakeHarness) -> None:
+    stores = [FakeStore(SLOT_BYTES * BLOCK_SIZE, capacity=capacity) for capacity in (2, 3)]
+    harness = make_harness(store=Chain(stores), clock=FakeClock())
+    harness.ask(ids(0, 90))
+    assert save(harness).is_done
+    assert len(stores[1].blocks) == 3
 
 
 def test_a_save_goes_no_faster_than_the_queue_of_the_store(make_tiered: MakeTiered) -> None:
@@ -202,6 +252,46 @@ def test_what_is_slower_to_read_than_to_compute_is_computed(make_tiered: MakeTie
     flood(harness)
     assert harness.ask(prompt).num_cached_tokens == 0
     assert store.num_read == 0
+
+
+def test_what_had_no_room_while_its_request_waited_is_loaded_when_it_has(make_tiered: MakeTiered) -> None:
+    harness, _ = make_tiered(num_blocks=16, max_num_batched_tokens=256)
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness)
+    running = harness.add(ids(9, 200), max_tokens=30)
+    harness.step()
+    waiting = [harness.add([*prompt, number]) for number in range(2)]
+    harness.run()
+    assert harness.results[running].answers[0].finish_reason
+    assert [harness.results[request].num_cached_tokens for request in waiting] == [96, 96]
+
+
+def test_those_who_wait_for_long_have_their_blocks_read_all_the_same(make_tiered: MakeTiered) -> None:
+    """However many they are, and however long they wait for their turn."""
+    clock = FakeClock()
+    harness, _ = make_tiered(num_blocks=64, max_num_batched_tokens=256, max_num_seqs=1, clock=clock)
+    prompts = [ids(start, 100) for start in range(8)]
+    for prompt in prompts:
+        harness.ask(prompt)
+    flood(harness, num_prompts=12)
+    harness.add(ids(9, 20), max_tokens=20)
+    harness.step()
+    requests = [harness.add(prompt) for prompt in prompts]
+    clock.now += 100.0
+    assert [harness.result_of(request).num_cached_tokens for request in requests] == [96] * 8
+
+
+def test_what_is_being_loaded_costs_no_pin(make_tiered: MakeTiered) -> None:
+    """It takes room that a request who is about to be alone would find one step later."""
+    harness, _ = make_tiered(num_blocks=32, max_num_batched_tokens=512, max_pinned_share=0.5)
+    loaded, pinned = ids(3, 200), ids(5, 160)
+    harness.ask(loaded)
+    flood(harness, num_prompts=6)
+    harness.ask(pinned, pins=[PinAt("p", 160, 3600.0)])
+    requests = [harness.add(loaded), harness.add(ids(9, 300))]
+    assert [harness.result_of(request).num_cached_tokens for request in requests] == [192, 0]
+    assert harness.stats.cache.num_broken_pins == 0
 
 
 def test_requests_that_share_a_prefix_share_its_read(make_tiered: MakeTiered) -> None:
@@ -319,6 +409,17 @@ def test_what_the_store_has_no_room_for_is_counted_and_computed_again(make_tiere
     assert (tier.num_blocks, tier.num_dropped_blocks > 6) == (0, True)
 
 
+def test_of_what_is_evicted_at_once_the_beginning_has_room_first(make_tiered: MakeTiered) -> None:
+    """The rest would not be found without it."""
+    harness, store = make_tiered(num_blocks=8, max_num_batched_tokens=256, max_model_len=128)
+    store.max_queued = 3
+    prompt = ids(3, 100)
+    harness.ask(prompt)
+    flood(harness, num_prompts=1, length=118)
+    store.max_queued = 100
+    assert harness.ask(prompt).num_cached_tokens == 48
+
+
 def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
     harness, store = make_tiered()
     harness.core.close()
@@ -327,12 +428,13 @@ def test_closing_the_engine_closes_the_store(make_tiered: MakeTiered) -> None:
 
 def save(harness: Harness) -> SaveProgress:
     """Save the cache, and return how that ended."""
+    progress = harness.core.control(SaveCache())
     while True:
-        progress = harness.core.control(SaveCache())
         assert isinstance(progress, SaveProgress)
         if progress.is_done:
             return progress
         advance(harness)
+        progress = harness.core.control(SaveCache(begins=False))
 
 
 def advance(harness: Harness) -> None:
@@ -340,3 +442,12 @@ def advance(harness: Harness) -> None:
     while not harness.core.has_work:
         assert harness.core.seconds_until_wake() is not None
     harness.step()
+
+
+def settle(harness: Harness) -> None:
+    """Run until the engine has nothing to do, and nothing to wait for."""
+    for _ in range(100):
+        if harness.core.seconds_until_wake() is None and not harness.core.has_work:
+            return
+        advance(harness)
+    raise AssertionError("the engine goes on and on")

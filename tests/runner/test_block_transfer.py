@@ -22,6 +22,14 @@ def random_layers(dtype: torch.dtype, seed: int) -> list[KVLayer]:
     return [KVLayer(cache(), cache()) for _ in range(3)]
 
 
+@pytest.mark.parametrize("num_at_once", [1, 2, 5])
+def test_many_blocks_are_gathered_in_parts(monkeypatch: pytest.MonkeyPatch, num_at_once: int) -> None:
+    layers, block_ids = random_layers(torch.float32, 0), array("i", [7, 0, 3, 8, 1])
+    expected = copy_out(layers, block_ids)
+    monkeypatch.setattr("radixserve.runner.block_transfer.MAX_GATHERED_BYTES", num_at_once * expected.shape[1])
+    assert np.array_equal(copy_out(layers, block_ids), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_that_were_copied_out_and_in_again_are_the_same_in_every_layer(dtype: torch.dtype) -> None:
     source, destination = random_layers(dtype, 0), random_layers(dtype, 1)

@@ -310,3 +310,43 @@ def test_what_is_known_of_the_speed_is_that_of_blocks_read_from_the_disk(open_st
     assert store.wait_idle(30)
     read(store, 0)
     assert store.seconds_per_block is not None
+
+
+def test_what_is_forgotten_while_it_is_read_is_not_given_out(hanging: tuple[DiskStore, HangingFiles]) -> None:
+    store, files = hanging
+    files.may_write.set()
+    write(store, 0)
+    assert store.wait_idle(30)
+    store.read(7, names_of([0]))
+    assert files.is_reading.wait(30)
+    store.forget(b"")
+    write(store, 1, 2, 3)  # the first of them where it was
+    while store.num_pending_writes:
+        time.sleep(0)  # let the store's threads run
+    files.may_read.set()
+    assert store.wait_idle(30)
+    (done,) = store.completed()
+    assert len(done.blocks) == 0
+    assert np.array_equal(read(store, 3), blocks_of([3]))
+
+
+def test_a_block_that_is_forgotten_while_it_waits_does_not_end_the_writes(
+    hanging: tuple[DiskStore, HangingFiles],
+) -> None:
+    store, files = hanging
+    files.may_write.set()
+    write(store, 0)
+    assert store.wait_idle(30)
+    for _ in range(20):
+        files.may_read.clear()
+        store.read(7, names_of([0]))
+        write(store, 1)
+        for _ in range(100):
+            time.sleep(0)  # let the writer find the block, and wait for the read
+        store.forget(name_of(1))
+        files.may_read.set()
+        assert store.wait_idle(30)
+        assert len(store.completed()) == 1
+    write(store, 2)
+    assert store.wait_idle(10)
+    assert np.array_equal(read(store, 2), blocks_of([2]))

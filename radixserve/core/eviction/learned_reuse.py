@@ -169,9 +169,6 @@ class LearnedReuse(EvictionOrder):
             segment.figures.unused[segment.bucket] += segment.num_unused
             self._waiting.move(segment)
 
-    def release(self, sequence: Sequence) -> None:
-        """Learn nothing: when a use ends makes no difference."""
-
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         """Take in what the tree has forgotten."""
         block_ids = removal.block_ids

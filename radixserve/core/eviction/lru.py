@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from radixserve.core.cache_observer import RemovalReason
-from radixserve.core.eviction.answer import Answer
 from radixserve.core.eviction.order import EvictionOrder
 from radixserve.core.packed import indices_of, view_of
-from radixserve.core.radix_tree import Removal
-from radixserve.core.sequence import Sequence
 
 # Below this length dead entries are not worth a sweep.
 MIN_SWEPT_ENTRIES = 64
@@ -100,32 +96,6 @@ class LeastRecentlyUsed(EvictionOrder):
         self._num_blocks -= int(np.count_nonzero(entry_of[ids] >= 0))
         entry_of[ids] = -1
         self._clear_if_empty()
-
-    # What blocks are used for makes no difference here.
-
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def record_answer(self, sequence: Sequence, answer: Answer) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
-
-    def remove(self, removal: Removal, reason: RemovalReason) -> None:
-        pass
 
     def _clear_if_empty(self) -> None:
         if not self._num_blocks:

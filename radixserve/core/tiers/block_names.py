@@ -43,15 +43,6 @@ class BlockNames(CacheObserver):
         names = b"".join(self._keys.name_of(sequence, index + offset) for offset in range(len(block_ids)))
         self._names[indices_of(block_ids)] = np.frombuffer(names, np.uint8).reshape(-1, NAME_BYTES)
 
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
-
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         self._names[indices_of(removal.block_ids)] = 0
 

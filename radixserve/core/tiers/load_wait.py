@@ -7,11 +7,13 @@ from dataclasses import dataclass
 class LoadWait:
     """A wait for one read.
 
-    index: number of the first block that it is for. deadline: when the sequence goes on with what is there.
-    has_begun: whether the read was queued. is_over: it waits for no read any more, however many blocks are in a store.
+    index: number of the first block that it is for. patience: seconds that it may last once it is the sequence's turn.
+    deadline: when they are over; None before. num_reads: how often it was begun.
+    is_over: it waits for no read any more, however many blocks are in a store.
     """
 
     index: int
-    deadline: float
-    has_begun: bool = False
+    patience: float
+    deadline: float | None = None
+    num_reads: int = 0
     is_over: bool = False

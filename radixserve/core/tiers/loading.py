@@ -21,6 +21,8 @@ MAX_READ_BYTES = 32 * 2**20
 MAX_LOADED_BYTES_BUSY = 4 * 2**20
 # So many reads are under way at most: what they have found lies in memory until a step takes it.
 MAX_READS = 4
+# So often a sequence has its blocks read, if they find no room in the pool or are evicted again before it starts.
+MAX_READS_IN_VAIN = 3
 # Each so manieth time that computing seems faster, a read is tried all the same: what a disk can do changes.
 TRIED_EVERY = 32
 
@@ -29,7 +31,7 @@ TRIED_EVERY = 32
 class _Read:
     """A read of the blocks of a sequence from number index on.
 
-    loader: takes them into the pool. blocks: what was found, once it is there.
+    loader: takes them into the pool. blocks: what was found, once it is there. is_wanted: nobody has dropped it since.
     """
 
     sequence: Sequence
@@ -37,6 +39,7 @@ class _Read:
     index: int
     names: list[bytes]
     blocks: BlockBytes | None = None
+    is_wanted: bool = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,28 +83,36 @@ class Loads:
         return bool(self._reads or self._arrived)
 
     def awaits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether a waiting sequence, of which match is cached, is to wait for more; if so, it is read.
+        """Whether a sequence whose turn it is, and of which match is cached, is to wait for more; if so, it is read.
 
         It waits for each part of its prefix until it is there, and as long as patience says.
         """
+        wait = self.prefetch(sequence, match)
+        if wait is None:
+            return False
+        now = self._clock()
+        if wait.deadline is None:
+            wait.deadline = now + wait.patience
+        wait.is_over = now >= wait.deadline
+        return not wait.is_over
+
+    def prefetch(self, sequence: Sequence, match: Match) -> LoadWait | None:
+        """Read what is to be read for a waiting sequence, of which match is cached; return its wait for that."""
         index, wait = len(match.block_ids), sequence.load_wait
         if index >= self._num_wanted(sequence) or (wait is not None and wait.is_over):
-            return False
+            return None
         self._names.tell(sequence, match.block_ids)
         name = self._cache.keys.name_of(sequence, index)
         if wait is None or wait.index < index:
             wait = self._begin_wait(sequence, index, name)
             if wait is None:
-                return False
+                return None
             sequence.load_wait = wait
-        if wait.is_over:
-            return False
-        if not wait.has_begun:
-            wait.has_begun = name in self._coming or self._read(sequence, index)
-        elif name not in self._coming:
-            wait.is_over = True  # it did not get into the pool
-        wait.is_over |= self._clock() >= wait.deadline
-        return not wait.is_over
+        if name not in self._coming and not wait.is_over:
+            wait.is_over = wait.num_reads == MAX_READS_IN_VAIN or not self._store.contains(name)
+            if not wait.is_over:
+                wait.num_reads += self._read(sequence, index)
+        return None if wait.is_over else wait
 
     def schedule(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
         """Return what the step copies into the pool, into blocks that nobody who runs is going to need.
@@ -111,7 +122,8 @@ class Loads:
         for ticket, blocks in self._store.completed():
             read = self._reads.pop(ticket)
             read.blocks = blocks
-            self._arrived.append(read)
+            if read.is_wanted:
+                self._arrived.append(read)
         num_left = max(MAX_LOADED_BYTES_BUSY // self._store.block_bytes, 1) if is_busy else self._max_blocks
         block_ids, parts = array("i"), []
         while self._arrived and num_left > 0:
@@ -145,7 +157,15 @@ class Loads:
                 self._arrived.appendleft(read)
         for read in (load.read for load in loading):
             if read.sequence.status is SequenceStatus.WAITING:
-                self.awaits(read.sequence, self._cache.match(read.sequence))
+                self.prefetch(read.sequence, self._cache.match(read.sequence))
+
+    def reset(self, tenant: str | None) -> None:
+        """Load nothing of what is on its way for a tenant, or for anyone if that is None."""
+        for read in (*self._reads.values(), *self._arrived):
+            if tenant in (None, read.sequence.request.tenant):
+                read.is_wanted = False
+                self._forget(read)
+        self._arrived = deque(read for read in self._arrived if read.is_wanted)
 
     def _num_wanted(self, sequence: Sequence) -> int:
         """Return how many blocks of a sequence can be read instead of computed."""
@@ -161,8 +181,8 @@ class Loads:
         if coming is None and not is_reading_faster(rates, num_blocks, self._store.num_pending_reads):
             self._num_refusals += 1
             if self._num_refusals % TRIED_EVERY:
-                return LoadWait(index, deadline=0.0, is_over=True)
-        return LoadWait(index, deadline=self._clock() + patience(rates, num_blocks))
+                return LoadWait(index, patience=0.0, is_over=True)
+        return LoadWait(index, patience(rates, num_blocks))
 
     def _names_to_read(self, sequence: Sequence, index: int) -> list[bytes]:
         """Return the names of a sequence's blocks from number index on that one read brings."""
@@ -175,15 +195,13 @@ class Loads:
         return names
 
     def _read(self, sequence: Sequence, index: int) -> bool:
-        """Begin to read a sequence's blocks from number index on, unless too much is being read."""
+        """Begin to read a sequence's blocks from number index on; False: too much is being read."""
         if len(self._reads) + len(self._arrived) >= MAX_READS:
             return False
-        names = self._names_to_read(sequence, index)
-        if names:
-            ticket = next(self._tickets)
-            read = self._reads[ticket] = _Read(sequence, _loader(sequence), index, names)
-            self._coming.update(dict.fromkeys(names, read))
-            self._store.read(ticket, names)
+        names, ticket = self._names_to_read(sequence, index), next(self._tickets)
+        read = self._reads[ticket] = _Read(sequence, _loader(sequence), index, names)
+        self._coming.update(dict.fromkeys(names, read))
+        self._store.read(ticket, names)
         return True
 
     def _allocate(self, read: _Read, max_blocks: int, num_room: int) -> _Load | None:

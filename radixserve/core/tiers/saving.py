@@ -21,24 +21,28 @@ class Save:
         self._names = names
         self._spills = spills
         self._parts = _cached_parts(cache, names)
-        # More would push out what was written first.
-        self._num_room = store.stats().capacity_bytes // store.block_bytes
+        # More would push out what was written first: of several stores, all of which get it, from the largest.
+        self._num_room = max(tier.capacity_bytes for tier in store.stats_of_stores()) // store.block_bytes
         self._num_saved = 0
+        self._is_given_up = False
 
     @property
     def is_collected(self) -> bool:
-        """Whether all blocks were looked at."""
-        return not self._parts
+        """Whether all blocks were looked at, or no more will be."""
+        return self._is_given_up or not self._parts
 
     def collect(self, max_blocks: int) -> bool:
         """Add up to max_blocks blocks to the spills of a step that is scheduled, as far as the store has room.
 
         Returns whether it has come further.
         """
+        if not self._store.stats().is_on:
+            self._is_given_up = True
+            return False
         num_left = self._num_left()
-        while self._parts and max_blocks > 0:
+        while self._parts and max_blocks > 0 and self._num_room > 0:
             block_ids, names = self._parts[-1]
-            part = block_ids[:max_blocks]
+            part = block_ids[: min(max_blocks, self._num_room)]
             # A block has another name now, or none, if it was evicted since.
             wanted = self._names.of(part)
             wanted[(wanted != names[: len(part)]).any(axis=1)] = 0

@@ -7,7 +7,6 @@ import numpy as np
 from radixserve.core.block_store import BlockBytes, BlockStore
 from radixserve.core.cache_observer import CacheObserver, RemovalReason
 from radixserve.core.radix_tree import Removal
-from radixserve.core.sequence import Sequence
 from radixserve.core.tiers.block_names import BlockNames, PackedNames, split_names
 
 
@@ -28,31 +27,16 @@ class Spills(CacheObserver):
     def __len__(self) -> int:
         return len(self._block_ids)
 
-    def begin(self, sequence: Sequence, block_ids: "array[int]") -> None:
-        pass
-
-    def reuse(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter(self, sequence: Sequence, index: int, block_ids: "array[int]") -> None:
-        pass
-
-    def enter_tail(self, sequence: Sequence, block_id: int) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        pass
-
     def remove(self, removal: Removal, reason: RemovalReason) -> None:
         """Keep what is evicted. What its owner drops, and tails, go nowhere."""
         if reason is RemovalReason.EVICTED:
-            # Deepest first: a store forgets what came first, and without the blocks above it none is found.
-            names = self._names.of(removal.block_ids)
-            self.num_dropped += self.add(removal.block_ids[::-1], names[::-1])
+            self.num_dropped += self.add(removal.block_ids, self._names.of(removal.block_ids), deepest_first=True)
 
-    def add(self, block_ids: "array[int]", names: PackedNames) -> int:
+    def add(self, block_ids: "array[int]", names: PackedNames, *, deepest_first: bool = False) -> int:
         """Add those blocks that have a name and are not in the store, as far as it has room; return how many it lacks.
 
+        block_ids: of a path. The first ones have room before those behind, which are found only through them.
+        deepest_first: they are written the other way round, as a store gives up first what came first.
         A block is added once a step: by its eviction, or while it is in the tree at the end of schedule().
         """
         wanted = [
@@ -63,8 +47,9 @@ class Spills(CacheObserver):
         num_taken = len(wanted)
         while num_taken and not self._store.has_room(len(self._block_ids) + num_taken):
             num_taken //= 2
-        self._block_ids.extend(block_id for block_id, _ in wanted[:num_taken])
-        self._block_names += [name for _, name in wanted[:num_taken]]
+        taken = wanted[:num_taken][:: -1 if deepest_first else 1]
+        self._block_ids.extend(block_id for block_id, _ in taken)
+        self._block_names += [name for _, name in taken]
         return len(wanted) - num_taken
 
     def block_ids(self) -> "array[int]":

@@ -54,8 +54,12 @@ class CacheTiers:
         return max(self._polled_at + self._poll_seconds - self._clock(), 0.0) if self.is_under_way else None
 
     def awaits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether a waiting sequence, of which match is cached, is to wait for blocks that are being read."""
+        """Whether a sequence whose turn it is, and of which match is cached, is to wait for blocks that are read."""
         return self._loads.awaits(sequence, match)
+
+    def prefetch(self, sequence: Sequence, match: Match) -> None:
+        """Read what is to be read behind match for a sequence that begins to wait for its turn."""
+        self._loads.prefetch(sequence, match)
 
     def schedule_loads(self, num_spare_blocks: int, *, is_busy: bool) -> BlockLoads | None:
         """Return what the step copies into the pool.
@@ -70,7 +74,7 @@ class CacheTiers:
 
     def schedule_spills(self, *, is_busy: bool) -> "array[int]":
         """Return what the step copies out of the pool, once all room is allocated. is_busy: it computes something."""
-        if self._save is not None:
+        if self._save is not None and not self._save.is_collected:
             num_bytes = MAX_SAVED_BYTES_BUSY if is_busy else MAX_SAVED_BYTES_IDLE
             if self._save.collect(max(num_bytes // self._store.block_bytes, 1)):
                 self._poll_seconds = MIN_POLL_SECONDS
@@ -86,6 +90,10 @@ class CacheTiers:
         self._spills.finish(None)
         self._loads.finish(has_failed=True)
 
+    def reset(self, tenant: str | None) -> None:
+        """Let nothing of a tenant's, or of anyone's if that is None, come back that is on its way; between steps."""
+        self._loads.reset(tenant)
+
     def record_step(self, batch: ScheduledBatch, seconds: float) -> None:
         """Learn from a step how long computing a block takes, if it was mostly prompts that it computed."""
         if batch.num_tokens < self._cache.block_size * len(batch.rows) or not batch.rows:
@@ -94,14 +102,14 @@ class CacheTiers:
         known = self._loads.compute_rate
         self._loads.compute_rate = rate if known is None else known + _WEIGHT * (rate - known)
 
-    def save(self) -> SaveProgress:
-        """Begin to write all that is cached, or tell how far that is."""
-        if self._save is None:
+    def save(self, *, begins: bool) -> SaveProgress:
+        """Tell how far a save is: a new one, of all that is cached now, if it begins; otherwise the last one.
+
+        Nobody need ask to the end: what one who left has begun says nothing of what was cached since.
+        """
+        if begins or self._save is None:
             self._save = Save(self._cache, self._store, self._names, self._spills)
-        progress = self._save.progress()
-        if progress.is_done:
-            self._save = None
-        return progress
+        return self._save.progress()
 
     def stats(self) -> list[TierStats]:
         """Return the figures of each tier; what was evicted when their queues were full counts as dropped by each."""
