@@ -46,6 +46,23 @@ def test_an_answer_that_is_changed_some_turns_later(models: dict[str, Model], te
     assert_found(model, (pattern, "assistant", 2), messages, cached)
 
 
+def test_the_end_of_an_answer_that_is_missing_some_long_turns_later(models: dict[str, Model]) -> None:
+    model = models["chatml"]
+    talk = [*TALK, user("What else is in there?"), assistant(FACTS)]
+    messages = [*ASKED, assistant(FACTS[:60]), *talk[3:], user("Why?")]
+    assert_found(model, ("cut_history", "assistant", 2), messages, model.cached(talk))
+
+
+def test_another_answer_is_no_fault_where_the_cached_one_is_too_long_to_tell_how_it_ends(
+    models: dict[str, Model],
+) -> None:
+    model = models["chatml"]
+    messages = [*ASKED, assistant("I do not know that."), NEXT]
+    for length, is_expected in ((300, False), (3000, True)):
+        cached = model.encode(ASKED) + model.tokenizer.encode(" word" * length)
+        assert model.diagnose(messages, cached).is_expected == is_expected
+
+
 @pytest.mark.parametrize("template", ["chatml", "headers"])
 def test_a_call_that_comes_back_with_other_arguments(models: dict[str, Model], template: str) -> None:
     model = models[template]
