@@ -76,7 +76,8 @@ def chat_prompt(
         return encode_messages(messages, request, tokenizer, tools, answers)
 
     num_cut_tokens = 0 if request.truncate_prompt_tokens is None else len(encode(messages)) - len(token_ids)
-    return DiagnosedPrompt(token_ids, Conversation(messages, encode, num_cut_tokens))
+    conversation = Conversation(messages, encode, num_cut_tokens, lambda text: answers(text) is not None)
+    return DiagnosedPrompt(token_ids, conversation)
 
 
 def _prepare(incoming: Incoming) -> tuple[DiagnosedPrompt, bytes]:

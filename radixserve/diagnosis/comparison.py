@@ -61,6 +61,7 @@ class Comparison:
         self.num_tokens_left = len(token_ids) - self.position
         self.num_cached_left = num_hit + len(cached) - self.position
         self._tokenizer = tokenizer
+        self._known, self._behind = token_ids[: self.position], cached[self.position - num_hit :]
         start = character_border(token_ids, max(self.position - _NUM_TOKENS_BEFORE, 0), tokenizer)
         self._token_ids = token_ids[start : self.position + _NUM_TOKENS_BEHIND]
         self.prompt = Passage(self._token_ids, tokenizer, boilerplate)
@@ -80,6 +81,14 @@ class Comparison:
             for token_ids in (self._cached_token_ids, self._token_ids)
         )
         return cached_text, prompt_text
+
+    def cached_words_behind(self, opening: Sequence[int]) -> list[str]:
+        """Return what the cached one says in the turn that these tokens open; nothing if it begins otherwise."""
+        position = self.position
+        behind = self._behind[max(len(opening) - position, 0) :]
+        if [*self._known, *self._behind][: len(opening)] != [*opening] or len(opening) < position:
+            return []
+        return Passage(behind, self._tokenizer).words_by_turn.get(0, [])
 
     @property
     def has_turns(self) -> bool:
@@ -175,6 +184,36 @@ class Comparison:
         words, cached_words = self.prompt.words_after_turn(turn), self.cached.words_after_turn(cached_turn)
         return num_equal(words, cached_words) >= (RUN_LENGTH if words != cached_words else 1)
 
+    def turns_alike(self, num_turns: int, num_cached_turns: int) -> list[list[str]]:
+        """Return the turns in a row that are the same in both, so many behind where the turn of the difference begins.
+
+        The last one of the cached prompt may break off.
+        """
+        turns = self.prompt.turns_from(self.turn)[num_turns:]
+        cached_turns = self.cached.turns_from(self.turn)[num_cached_turns:]
+        num_alike = num_equal(turns, cached_turns)
+        if num_alike == len(cached_turns) - 1 and num_alike < len(turns):
+            begun = cached_turns[num_alike]
+            num_alike += num_equal(turns[num_alike], begun) >= max(len(begun) - 1, 1)
+        return turns[:num_alike]
+
+    def joins_again(self, num_words: int) -> tuple[int, int] | None:
+        """Return after how many turns both go on with the same question and answer; None if in fewer words, or not.
+
+        The turns of the prompt and of the cached one, that of the first difference included. None of one of them is
+        what only the other has.
+        """
+        for numbers in ((1, 1), (0, 1), (1, 0)):
+            turns = self.turns_alike(*numbers)
+            if len(turns) > 1 and sum(map(len, turns)) >= num_words:
+                return numbers
+        return None
+
+    @property
+    def is_last_turn(self) -> bool:
+        """Whether the cached one is not known to go on behind the turn of the first difference."""
+        return not self.is_cut and len(self.cached.turns_from(self.turn)) <= 1
+
     @property
     def is_said_later(self) -> bool:
         """Whether the turn of the first difference, and the next one, are later turns of the cached one."""
@@ -197,8 +236,25 @@ class Comparison:
     def rest_of_turn(self) -> tuple[list[str], list[str]]:
         """The words of prompt and cached one from the first difference to the end of the turn that it is in."""
         num_before = self.num_words_before
-        words, cached_words = (one.words_by_turn.get(self.turn, []) for one in (self.prompt, self.cached))
+        words, cached_words = self.words_of_turn
         return words[num_before:], cached_words[num_before:]
+
+    @property
+    def words_of_turn(self) -> tuple[list[str], list[str]]:
+        """The words of prompt and cached one in the turn of the first difference."""
+        return self.prompt.words_by_turn.get(self.turn, []), self.cached.words_by_turn.get(self.turn, [])
+
+    @property
+    def num_words_behind(self) -> tuple[int, int]:
+        """Words of prompt and cached one in the turn of the first difference that reach beyond it."""
+        num_words, num_cached_words = (
+            sum(
+                turn == self.turn and end > self.num_equal_characters
+                for turn, end in zip(one.turns, one.ends, strict=True)
+            )
+            for one in (self.prompt, self.cached)
+        )
+        return num_words, num_cached_words
 
     @cached_property
     def num_words_before(self) -> int:

@@ -99,9 +99,10 @@ def _compare(prompt: DiagnosedPrompt, facts: PromptFacts, tokenizer: Tokenizer) 
     if not suspects:
         return "never_computed", None
     place = place_of(prompt, furthest, tokenizer)
+    is_untaken = facts.lost is None and all(comparison.is_last_turn for comparison in comparisons)
     # Of those that are equally alike, the one that was used last stays first.
     for comparison in sorted(suspects, key=lambda suspect: suspect.likeness, reverse=True):
-        fault = find_fault(comparison, prompt, place)
+        fault = find_fault(comparison, prompt, place, is_untaken=is_untaken)
         if fault is not None:
             return "diverged", describe(fault, comparison, place)
     return "never_computed", None

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from radixserve.diagnosis.answers import answer_pattern, is_answer_left_out, is_respelled, pattern_of_change
 from radixserve.diagnosis.classics import Excerpt, lacks_thinking, names, pattern_of_value
 from radixserve.diagnosis.comparison import Change, Comparison
 from radixserve.diagnosis.passage import Passage
-from radixserve.diagnosis.prompt import DiagnosedPrompt, Place
+from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt, Place
 from radixserve.diagnosis.report import Divergence, Pattern, Where
 from radixserve.diagnosis.tool_texts import ToolChange, tool_change
 
@@ -16,6 +17,9 @@ _MIN_SAME_CONVERSATION = 24
 _MIN_SAME_INSTRUCTIONS = 12
 _MIN_SAME_REST = 8
 _MIN_CUT_HISTORY = 12
+# Words of a question and its answer from which on two conversations are one; where there are calls, short ones too.
+_MIN_SAME_TALK = 12
+_MIN_SAME_CALL = 4
 # Characters around a value, which may be part of a longer one.
 _NUM_AROUND = 80
 _MAX_VALUE = 400
@@ -27,12 +31,12 @@ _ADVICE: dict[Pattern, str] = {
     "reserialised_tools": "write the tools' JSON once and send the same text each time: keys in one order, no other "
     "spacing or escapes",
     "changed_tools": "offer the same tools in every request of a conversation, and limit the choice by tool_choice; a "
-    "new tool goes behind the others",
+    "new tool goes behind the others; tool_choice none leaves all of them out",
     "stripped_thinking": "send the assistant's turn back with its thinking, if the chat template keeps it; without it "
     "everything behind is computed anew",
     "retokenised_answer": "send the answer's own token ids (return_token_ids), or its text as a turn of its own and "
     "unchanged, so that the server finds the ids that it was generated as",
-    "cut_history": "keep the beginning of the history; if it must become shorter, cut much of it at once and seldom",
+    "cut_history": "send all that was said before; if it must become shorter, cut much of it at once and seldom",
     "edited_text": "send what was said before exactly as it was, and put what is new behind it",
 }
 
@@ -50,8 +54,12 @@ def may_be_fault(comparison: Comparison) -> bool:
     """Whether find_fault could find one somewhere: it spares others the search for the place."""
     texts = comparison.prompt.text, comparison.cached.text
     return (
-        comparison.change.is_rejoined
+        comparison.is_last_turn
+        or comparison.joins_again(_MIN_SAME_CALL) is not None
+        or comparison.turns_alike(0, 1) != []
+        or comparison.change.is_rejoined
         or comparison.num_equal_words_behind > 0
+        or is_respelled(comparison)
         or _is_retokenised(comparison)
         or lacks_thinking(*_turns(comparison))
         or _value(comparison, comparison.change) is not None
@@ -59,16 +67,21 @@ def may_be_fault(comparison: Comparison) -> bool:
     )
 
 
-def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place) -> Fault | None:
+def find_fault(
+    comparison: Comparison, prompt: DiagnosedPrompt, place: Place, *, is_untaken: bool = False
+) -> Fault | None:
     """Return the mistake by which a prompt leaves a cached one; None if it just goes on otherwise.
 
-    place: of the first difference.
+    place: of the first difference. is_untaken: nobody is known to have gone on from what is cached there, and nothing
+    of the prompt behind it is known to have been cached.
     """
     conversation = prompt.conversation
     num_messages = None if conversation is None else len(conversation.messages)
+    if conversation is not None and is_answer_left_out(comparison, conversation, place, is_untaken=is_untaken):
+        return Fault("cut_history", place.where)
     if place.is_at_end and num_messages != 1:
         return None
-    changed_tools = _changed_tools(comparison)
+    changed_tools = _changed_tools(comparison, conversation)
     if changed_tools is not None:
         return changed_tools
     if place.where in ("assistant", "prompt") and _is_retokenised(comparison):
@@ -79,11 +92,29 @@ def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place) ->
     # Where nothing shows the ends of messages, the prompt is one text too, but for what leads it.
     if num_messages is None or num_messages == 1 or not (comparison.has_turns or is_instructions):
         return _fault_of_text(comparison, place.where)
+    fault = _fault_of_turn(comparison, place)
+    if fault is None and place.where == "assistant" and conversation is not None:
+        pattern = answer_pattern(comparison, conversation, place, is_untaken=is_untaken)
+        return None if pattern is None else Fault(pattern, place.where)
+    return fault
+
+
+def _fault_of_turn(comparison: Comparison, place: Place) -> Fault | None:
+    """Return the mistake in a message of several, of which more is the same in both behind the difference."""
+    is_instructions = place.where in ("system", "template")
     if comparison.num_equal_words_behind >= _MIN_SAME_REST:
         return Fault("edited_text", place.where)
     change = comparison.change
     if _is_history_cut(comparison, change):
         return Fault("cut_history", place.where)
+    joint = comparison.joins_again(_MIN_SAME_TALK) if is_instructions or place.message_index == 0 else None
+    if joint is not None:
+        patterns: dict[tuple[int, int], Pattern] = {
+            (1, 1): _pattern(comparison, change),
+            (0, 1): "cut_history",
+            (1, 0): "edited_text",
+        }
+        return Fault(patterns[joint], place.where)
     if is_instructions:
         is_fault = _is_same_instructions(comparison, change)
     elif place.where == "assistant":
@@ -92,6 +123,8 @@ def find_fault(comparison: Comparison, prompt: DiagnosedPrompt, place: Place) ->
         # Questions are often of one form, but the answers to them are not.
         is_answered = comparison.agrees_after(comparison.turn, comparison.turn)
         is_fault = is_answered and _is_same_conversation(comparison, change)
+    if is_fault and place.where == "assistant" and pattern_of_change(comparison) == "cut_history":
+        return Fault("cut_history", place.where)
     return Fault(_pattern(comparison, change), place.where) if is_fault else None
 
 
@@ -110,12 +143,14 @@ def describe(fault: Fault, comparison: Comparison, place: Place) -> Divergence:
     )
 
 
-def _changed_tools(comparison: Comparison) -> Fault | None:
+def _changed_tools(comparison: Comparison, conversation: Conversation | None) -> Fault | None:
     texts = comparison.prompt.text, comparison.cached.text
     change = tool_change(*texts, comparison.num_equal_characters, is_cut=comparison.is_cut)
     if change is None:
         return None
-    if change.is_fault or comparison.num_shared_words >= _MIN_SAME_CONVERSATION:
+    has_calls = conversation is not None and any(message.tool_calls for message in conversation.messages)
+    is_same_talk = comparison.joins_again(_MIN_SAME_CALL if has_calls else _MIN_SAME_TALK) is not None
+    if change.is_fault or is_same_talk or comparison.num_shared_words >= _MIN_SAME_CONVERSATION:
         return Fault(change.pattern, "tools", _tool_names(change))
     return None
 
@@ -129,7 +164,9 @@ def _is_retokenised(comparison: Comparison) -> bool:
     """Whether the text goes on as the cached one does, to the end of its turn, in other tokens."""
     cached = comparison.cached
     end = cached.end_of_turn(comparison.offset)
-    return comparison.num_cached_left >= _MIN_RETOKENISED and comparison.num_equal_characters >= end
+    # Of a character that is still to come, any two show the same.
+    is_seen = cached.text[comparison.offset : end].strip("\ufffd \n") != ""
+    return is_seen and comparison.num_cached_left >= _MIN_RETOKENISED and comparison.num_equal_characters >= end
 
 
 def _turns(comparison: Comparison) -> tuple[str, str]:

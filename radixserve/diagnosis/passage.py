@@ -63,6 +63,16 @@ class Passage:
         """Return the words of the next turn that has any; none if there is no such turn."""
         return next((words for other, words in self.words_by_turn.items() if other > turn), [])
 
+    def turns_from(self, turn: int) -> list[list[str]]:
+        """Return the words of this turn and of those behind it, as far as they have any."""
+        return [words for other, words in self.words_by_turn.items() if other >= turn]
+
+    def text_of_turn(self, position: int) -> str:
+        """Return the text of the turn that holds a position, without the role that opens it."""
+        start, end = self.start_of_turn(position), self.end_of_turn(position)
+        role = _ROLE.match(self.text, start - 1, end) if start > 0 else None
+        return self.text[start if role is None else role.end() : end]
+
     def end_of_turn(self, position: int) -> int:
         """Return where, in text, the turn that holds a position ends."""
         end = self.text.find(BORDER, position)

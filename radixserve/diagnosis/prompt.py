@@ -21,17 +21,22 @@ _ROLES: dict[str, Where] = {
 }
 
 
+def _is_unknown(_: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """The messages that a prompt was made of.
 
     encode: returns the ids of messages in place of these, all else being the same. num_cut_tokens: how many of the
-    first ones were cut off, so that the prompt fits.
+    first ones were cut off, so that the prompt fits. is_answer: whether a text is that of an earlier answer.
     """
 
     messages: list[Message]
     encode: Callable[[list[Message]], list[int]]
     num_cut_tokens: int = 0
+    is_answer: Callable[[str], bool] = _is_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ def place_of(prompt: DiagnosedPrompt, position: int, tokenizer: Tokenizer) -> Pl
     messages = conversation.messages
     try:
         index = bisect_right(range(len(messages)), position, key=lambda index: _start(prompt, conversation, index)) - 1
+        if index < 0 and position >= _start_of_system(prompt, conversation):
+            index = 0
         start = 0 if index < 0 else _start(prompt, conversation, index)
     except InvalidRequest:
         return Place(None, "template")
@@ -86,6 +93,15 @@ def _start(prompt: DiagnosedPrompt, conversation: Conversation, index: int) -> i
     changed = [msgspec.structs.replace(message, content=_other_text(message)) for message in messages[index:]]
     token_ids = conversation.encode([*messages[:index], *changed])[conversation.num_cut_tokens :]
     return num_equal(prompt.token_ids, token_ids)
+
+
+def _start_of_system(prompt: DiagnosedPrompt, conversation: Conversation) -> int:
+    """Return the position of what opens a system message that comes first; behind the prompt if none does."""
+    first, *others = conversation.messages
+    if _ROLES[first.role] != "system":
+        return len(prompt.token_ids)
+    token_ids = conversation.encode([msgspec.structs.replace(first, role="user"), *others])
+    return num_equal(prompt.token_ids, token_ids[conversation.num_cut_tokens :])
 
 
 def _other_text(message: Message) -> str:

@@ -1,7 +1,7 @@
 """Conversations in several chat templates, and what a cache would tell of them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from radixserve.diagnosis.diagnose import diagnose
 from radixserve.diagnosis.prompt import Conversation, DiagnosedPrompt
 from radixserve.diagnosis.report import Diagnosis
 from radixserve.model_path import resolve_model_path
-from radixserve.protocol import MAX_OTHER_TOKENS, OtherPrompt, PromptFacts
+from radixserve.protocol import MAX_OTHER_TOKENS, LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import FunctionCall, Message, ToolCall, template_messages
 from radixserve.tokenizer.tokenizer import Tokenizer
 
@@ -96,7 +96,13 @@ class Model:
         return diagnose(DiagnosedPrompt(token_ids, None), facts, self.tokenizer, sees_other_namespaces=False)
 
 
-def facts_of(token_ids: Sequence[int], cached: Sequence[Sequence[int]]) -> PromptFacts:
+def explain(model: Model, messages: list[Message], facts: PromptFacts, is_answer: Callable[[str], bool]) -> Diagnosis:
+    """Return the diagnosis of a conversation by these facts. is_answer: whether the server has given an answer."""
+    prompt = DiagnosedPrompt(model.encode(messages), Conversation(messages, model.encode, is_answer=is_answer))
+    return diagnose(prompt, facts, model.tokenizer, sees_other_namespaces=False)
+
+
+def facts_of(token_ids: Sequence[int], cached: Sequence[Sequence[int]], lost: LostPrefix | None = None) -> PromptFacts:
     """Return what a cache that holds these prompts tells of one."""
     common = [num_common(token_ids, other) for other in cached]
     furthest = max(common, default=0)
@@ -108,7 +114,7 @@ def facts_of(token_ids: Sequence[int], cached: Sequence[Sequence[int]]) -> Promp
         for num, other in zip(common, cached, strict=True)
         if num == furthest and len(other) > num_hit
     ]
-    return PromptFacts(len(token_ids), num_hit, furthest, None, others[:4], 0)
+    return PromptFacts(len(token_ids), num_hit, furthest, lost, others[:4], 0)
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:

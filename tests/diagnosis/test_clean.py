@@ -12,11 +12,12 @@ from radixserve.diagnosis.report import Loss
 from radixserve.protocol import LostPrefix, OtherPrompt, PromptFacts
 from radixserve.tokenizer.messages import Message
 from tests.diagnosis.talks import TEMPLATES, Model, assistant, facts_of, system, tool, user
-from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS
+from tests.diagnosis.test_faults import FACTS, RULES, TALK, TOOLS, WITH_TURNS
 
 FEW_SHOT = (
     "Here are examples. Input: a good film. Label: positive. Input: a bad film. Label: negative. Now do this. Input: "
 )
+LONG_QUESTION = user("What does the quarterly report say about the costs of the second quarter of this year?")
 GREETING = "Hello! How can I help you today?"
 
 
@@ -80,6 +81,17 @@ CASES: dict[str, tuple[list[Message], list[list[Message]]]] = {
         [[system(RULES), user("hi"), assistant(GREETING), user("Tell me a joke."), assistant("I know none.")]],
     ),
 }
+# Where the template shows which words are the system prompt.
+CASES_WITH_TURNS: dict[str, tuple[list[Message], list[list[Message]]]] = {
+    "a greeting to another application": (
+        [system("Speak like a pirate."), user("Hi"), assistant(GREETING), user("Tell me a joke.")],
+        [[system("You translate into French."), user("Hi"), assistant(GREETING)]],
+    ),
+    "one question to two applications": (
+        [system("Speak like a pirate."), LONG_QUESTION, assistant("Aye, they rose."), user("Why?")],
+        [[system("You translate into French."), LONG_QUESTION, assistant("Que dit le rapport des frais?")]],
+    ),
+}
 CASES_WITH_TOOLS: dict[str, tuple[list[Message], list[Message], Any, Any]] = {
     "another task": ([*weather("Rome", "17 degrees"), user("Thanks")], weather("Oslo", "2 degrees"), TOOLS, TOOLS),
     "another application with the same tools": (
@@ -111,6 +123,15 @@ def test_nothing_is_wrong(models: dict[str, Model], template: str, case: str) ->
     diagnosis = model.diagnose(messages, *(model.cached(talk) for talk in talks))
     assert diagnosis.is_expected, diagnosis
     assert diagnosis.verdict.startswith("nothing wrong")
+
+
+@pytest.mark.parametrize("template", WITH_TURNS)
+@pytest.mark.parametrize("case", CASES_WITH_TURNS)
+def test_nothing_is_wrong_with_turns(models: dict[str, Model], template: str, case: str) -> None:
+    model = models[template]
+    messages, talks = CASES_WITH_TURNS[case]
+    diagnosis = model.diagnose(messages, *(model.cached(talk) for talk in talks))
+    assert diagnosis.is_expected, diagnosis
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -177,6 +198,10 @@ def test_a_cached_prompt_that_parts_before_the_end_of_what_a_lower_tier_has_expl
         (FACTS, f"{FACTS} And so on."),
         ("The boat is blue.", FACTS),
         (FEW_SHOT + "a", FEW_SHOT + "b"),
+        ("The sea is", "<|im_start|>system\nYou are careful.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"),
+        ("a b c d e f g", "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHello! How can I help?"),
+        ("\u202e\ufeff", "<|im_start|>user\nHello<|im_end|>\n"),
+        ("Hello there", "Hello<|im_end|>\n<|im_start|>assistant\nHello! How can I help?"),
     ],
 )
 def test_texts_without_messages(models: dict[str, Model], text: str, cached: str) -> None:

@@ -166,6 +166,39 @@ def test_tools_that_a_request_of_the_same_conversation_leaves_out(models: dict[s
     assert_found(model, ("changed_tools", "tools", None), [*TALK, QUESTION], model.cached(TALK, TOOLS))
 
 
+@pytest.mark.parametrize("template", WITH_TOOLS)
+@pytest.mark.parametrize("first", [[system("You are X.")], []])
+def test_tools_that_a_later_step_leaves_out_or_brings(
+    models: dict[str, Model], template: str, first: list[Message]
+) -> None:
+    """However short the talk is."""
+    model = models[template]
+    asked = [*first, user("Warm in Rome?")]
+    if template == "headers":
+        asked = [asked[0], *OTHER_TALK[::-1], *asked] if first else [*OTHER_TALK, *asked]
+    step = [*asked, assistant("", ("get_weather", '{"city": "Rome"}')), Message("tool", "17 degrees")]
+    for cached_tools, tools in ((TOOLS, None), (None, TOOLS)):
+        cached = model.encode(step[:-1], cached_tools)
+        assert_found(model, ("changed_tools", "tools", None), step, cached, tools)
+
+
+@pytest.mark.parametrize("template", WITH_TURNS)
+def test_the_system_prompt_of_a_conversation_that_goes_on(models: dict[str, Model], template: str) -> None:
+    model = models[template]
+    answer = assistant("It is forty-two, as page two shows.")
+    without = [TALK[1], answer]
+    whole = [TALK[0], *without]
+    missing = assert_found(model, ("cut_history", "template", None), [*without, QUESTION], model.cached(whole))
+    # An answer's last token has no K/V yet when it ends.
+    cut = model.cached(whole)[:-2]
+    assert_found(model, ("cut_history", "template", None), [*without, QUESTION], cut)
+    assert "Answer shortly" in missing.cached_text
+    added = assert_found(model, ("edited_text", "system", 0), [*whole, QUESTION], model.cached(without))
+    assert "Answer shortly" in added.prompt_text
+    replaced = [system("You sing."), *without, QUESTION]
+    assert_found(model, ("edited_text", "system", 0), replaced, model.cached(whole))
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_sentence_of_the_system_prompt(models: dict[str, Model], template: str) -> None:
     model = models[template]

@@ -87,6 +87,36 @@ def test_another_conversation_is_nothing_wrong(models: dict[str, Model], seed: i
     assert model.diagnose(messages, model.cached(cached)).is_expected
 
 
+QUESTIONS = ["Hello", "And then?", "What does the report say about the costs of this year?", "Who wrote it?"]
+ANSWERS = [
+    "Hello! How can I help you today?",
+    "I do not know.",
+    "hello! how can I help?",
+    "The costs rose, it says.",
+    "It",
+]
+
+
+@pytest.mark.parametrize("template", ["chatml", "forgetful"])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_whoever_sends_back_what_was_said_is_blamed_for_nothing(
+    models: dict[str, Model], template: str, seed: int
+) -> None:
+    """Several talks at once, in the same few words, of which some branch off from earlier turns."""
+    model, source = models[template], random.Random(seed)
+    cached: list[list[int]] = []
+    talks = [[system(text)] for text in ("You are kind.", "You are kind. Answer in one sentence.", "Be brief.")]
+    for _ in range(14):
+        talk = source.choice(talks)
+        messages = [*talk[: source.choice([1, len(talk), len(talk)])], user(source.choice(QUESTIONS))]
+        diagnosis = model.diagnose(messages, *cached)
+        assert diagnosis.is_expected, diagnosis
+        answer = source.choice(ANSWERS)
+        cached.insert(0, model.encode(messages) + model.tokenizer.encode(answer))
+        talks.append([*messages, assistant(answer)])
+
+
 token_ids = st.lists(st.integers(0, 49151), max_size=60)
 
 
@@ -133,3 +163,32 @@ def test_no_character_is_cut_at_the_ends_of_a_shown_text(
     shown = text_around(encoded, min(position, len(encoded)), tokenizer, num_tokens)
     assert shown in text
     assert ("\ufffd" in shown) <= ("\ufffd" in text)
+
+
+SNIPPETS = [
+    *WORDS,
+    "The sea is",
+    "Once upon a time",
+    "x",
+    "\ufeff",
+    "\u202e",
+    "a b c d",
+    "<|im_end|>",
+    "<|im_start|>",
+    " \n",
+]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    one=st.lists(st.sampled_from(SNIPPETS), min_size=1, max_size=6),
+    others=st.lists(st.lists(st.sampled_from(SNIPPETS), min_size=1, max_size=12), max_size=3),
+    num_shared=st.integers(0, 2),
+)
+def test_short_texts_that_share_a_word_or_two_are_nothing_wrong(
+    models: dict[str, Model], one: list[str], others: list[list[str]], num_shared: int
+) -> None:
+    model = models["chatml"]
+    chat = model.tokenizer.decode(model.encode([system("You are kind."), user("Hello")]), skip_special_tokens=False)
+    cached = [chat, *(" ".join([*one[:num_shared], *other]) for other in others)]
+    assert model.diagnose_text(" ".join(one), *cached).is_expected
