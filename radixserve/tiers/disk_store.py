@@ -207,7 +207,7 @@ class DiskStore:
         """Work until the store is closed, or a disk that fails; the last thread to end closes the files."""
         try:
             work()
-        except OSError as error:
+        except Exception as error:  # of any kind: a store without its threads must not say that it is on
             self._turn_off(error)
         with self._state:
             self._num_running -= 1
@@ -336,12 +336,12 @@ class DiskStore:
     def _read_all(self) -> None:
         while (queued := self._next_read()) is not None:
             ticket, names = queued
-            blocks = self._new_blocks(len(names))
-            num_found = 0
+            blocks, num_found = self._new_blocks(0), 0
             try:
+                blocks = self._new_blocks(len(names))
                 while num_found < len(names) and self._read_block(names, num_found, blocks[num_found]):
                     num_found += 1
-            except OSError as error:
+            except Exception as error:  # of any kind: somebody waits for the end of this read
                 self._is_readable = False
                 self._turn_off(error)
             with self._state:
@@ -395,7 +395,7 @@ class DiskStore:
             _log.warning("%s: a block is damaged and ignored; further ones are only counted", self._directory)
         return False
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, error: Exception) -> None:
         """Take no more blocks; warn of it once."""
         with self._state:
             was_on, self._is_on = self._is_on, False
@@ -404,7 +404,9 @@ class DiskStore:
             self._writes.clear()
             self._state.notify_all()
         if was_on:
-            _log.warning("the K/V cache's disk tier in %s is off: %s", self._directory, error)
+            unexpected = None if isinstance(error, OSError) else error
+            reason = repr(error) if unexpected else error
+            _log.warning("the K/V cache's disk tier in %s is off: %s", self._directory, reason, exc_info=unexpected)
 
     def _new_blocks(self, num_blocks: int) -> BlockBytes:
         return np.empty((num_blocks, self._block_bytes), dtype=np.uint8)

@@ -24,14 +24,14 @@ OpenStore = Callable[..., DiskStore]
 class FailingFiles(Files):
     """Raises an error at each of the named calls, once it is told to."""
 
-    def __init__(self, *calls: str, error: int = errno.EIO) -> None:
+    def __init__(self, *calls: str, error: int | Exception = errno.EIO) -> None:
         self.fails = False
         self._calls = calls
         self._error = error
 
     def _call(self, name: str) -> None:
         if self.fails and name in self._calls:
-            raise OSError(self._error, "said by the test")
+            raise OSError(self._error, "said by the test") if isinstance(self._error, int) else self._error
 
     def open(self, path: Path) -> int:
         self._call("open")
@@ -164,6 +164,27 @@ def test_a_failed_read_turns_the_store_off_with_one_warning(
     assert read(store, 0, 1).shape == (0, BLOCK_BYTES)
     assert read(store, 1).shape == (0, BLOCK_BYTES)
     assert not store.contains(name_of(0))
+    assert not store.stats().is_on
+    assert store.num_pending_reads == 0
+    store.close(30)
+    assert len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize("call", ["read_at", "write_at"])
+def test_an_error_that_no_disk_makes_turns_the_store_off_too(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    files = FailingFiles(call, error=MemoryError())
+    store = open_store(files)
+    write(store, 0, 1)
+    assert store.wait_idle(30)
+    files.fails = True
+    if call == "read_at":
+        assert read(store, 0, 1).shape == (0, BLOCK_BYTES)
+    else:
+        write(store, 2)
+        assert store.wait_idle(30)
+        assert np.array_equal(read(store, 0, 1), blocks_of([0, 1]))
     assert not store.stats().is_on
     assert store.num_pending_reads == 0
     store.close(30)
