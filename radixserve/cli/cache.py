@@ -13,10 +13,11 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+from radixserve.api.responses import CachePin, CacheReport, CacheTreeView
 from radixserve.bench.server import Server
 from radixserve.cli.cache_explain import explain_view
-from radixserve.cli.cache_stats import CacheFigures, Rates, rates_between, stats_view
-from radixserve.cli.cache_tree import TreeFigures, read_tree, tree_view
+from radixserve.cli.cache_stats import Rates, rates_between, stats_view
+from radixserve.cli.cache_tree import read_tree, tree_view
 from radixserve.cli.request_file import read_request
 from radixserve.diagnosis.report import Diagnosis
 from radixserve.errors import ServerCallFailed
@@ -25,15 +26,6 @@ PATH = "/v1/cache"
 
 T = TypeVar("T")
 Command = Callable[[Server, argparse.Namespace], Awaitable[int]]
-
-
-class _Pin(msgspec.Struct):
-    """What is told of a new pin. expires_at: seconds since 1970."""
-
-    id: str
-    tokens: int
-    blocks: int
-    expires_at: float
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,18 +67,18 @@ async def _stats(server: Server, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer)
     else:
-        Console(highlight=False).print(stats_view(read_answer(answer, CacheFigures)))
+        Console(highlight=False).print(stats_view(read_answer(answer, CacheReport)))
     return 0
 
 
 async def _watch(server: Server, arguments: argparse.Namespace) -> None:
     """Show the figures again and again: as lines of JSON, in place in a terminal, else one below the other."""
     console = Console(highlight=False)
-    before: tuple[CacheFigures, float] | None = None
+    before: tuple[CacheReport, float] | None = None
     with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         while True:
             answer, now = await server.get(PATH), monotonic()
-            figures = read_answer(answer, CacheFigures)
+            figures = read_answer(answer, CacheReport)
             rates: Rates | None = None
             if before is not None:
                 rates = rates_between(before[0], figures, now - before[1])
@@ -106,7 +98,7 @@ async def _tree(server: Server, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(answer)
     else:
-        console.print(tree_view(read_answer(answer, TreeFigures), console))
+        console.print(tree_view(read_answer(answer, CacheTreeView), console))
     return 0
 
 
@@ -125,11 +117,10 @@ async def _pin(server: Server, arguments: argparse.Namespace) -> int:
     answer = await server.post(f"{PATH}/pin", read_request(arguments.file) | ttl)
     if arguments.json:
         return _show(answer, arguments)
-    pin = read_answer(answer, _Pin)
+    pin = read_answer(answer, CachePin)
     until = datetime.fromtimestamp(pin.expires_at).strftime("%H:%M:%S")
-    print(
-        f"pinned {pin.tokens:,} tokens in {pin.blocks:,} blocks until {until}; radixserve cache unpin {pin.id} ends it"
-    )
+    blocks = "1 block" if pin.blocks == 1 else f"{pin.blocks:,} blocks"
+    print(f"pinned {pin.tokens:,} tokens in {blocks} until {until}; radixserve cache unpin {pin.id} ends it")
     return 0
 
 

@@ -5,65 +5,9 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from radixserve.api.responses import CacheReport, CacheTier, CacheTree
+
 BAR_WIDTH = 24
-
-
-class Blocks(msgspec.Struct):
-    """Blocks by state. pinned ones are cached or in use."""
-
-    total: int
-    free: int
-    cached: int
-    in_use: int
-    pinned: int
-
-
-class Tokens(msgspec.Struct):
-    """Counters of prompt tokens."""
-
-    queried: int
-    hit: int
-    evicted: int
-
-
-class Requests(msgspec.Struct):
-    """Sequences."""
-
-    running: int
-    waiting: int
-
-
-class Tree(msgspec.Struct):
-    """The size of the tree."""
-
-    nodes: int
-    depth: int
-
-
-class Tier(msgspec.Struct):
-    """A place below the pool where blocks are kept, and what has become of them there."""
-
-    name: str
-    is_on: bool
-    capacity_bytes: int
-    used_bytes: int
-    blocks: int
-    hit_blocks: int
-    read_blocks: int
-    written_blocks: int
-    dropped_blocks: int
-    failed_blocks: int
-
-
-class CacheFigures(msgspec.Struct):
-    """What is shown of GET /v1/cache. tree is None where a tenant is not told."""
-
-    block_size: int
-    blocks: Blocks
-    tokens: Tokens
-    requests: Requests
-    tree: Tree | None = None
-    tiers: list[Tier] = []
 
 
 class Rates(msgspec.Struct):
@@ -77,7 +21,7 @@ class Rates(msgspec.Struct):
         return self.hit / self.queried if self.queried else None
 
 
-def rates_between(before: CacheFigures, after: CacheFigures, seconds: float) -> Rates | None:
+def rates_between(before: CacheReport, after: CacheReport, seconds: float) -> Rates | None:
     """Return what happened from one report to the next; None if the engine was started anew, as counters fell."""
     queried = after.tokens.queried - before.tokens.queried
     hit = after.tokens.hit - before.tokens.hit
@@ -86,7 +30,7 @@ def rates_between(before: CacheFigures, after: CacheFigures, seconds: float) -> 
     return Rates(queried / seconds, hit / seconds)
 
 
-def stats_view(figures: CacheFigures, rates: Rates | None = None) -> RenderableType:
+def stats_view(figures: CacheReport, rates: Rates | None = None) -> RenderableType:
     """Return what is printed. rates: of the last interval, if there was one."""
     parts: list[RenderableType] = [_blocks_table(figures), "", _counts_table(figures, rates)]
     if figures.tiers:
@@ -94,7 +38,7 @@ def stats_view(figures: CacheFigures, rates: Rates | None = None) -> RenderableT
     return Group(*parts)
 
 
-def _blocks_table(figures: CacheFigures) -> Table:
+def _blocks_table(figures: CacheReport) -> Table:
     blocks = figures.blocks
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -113,7 +57,7 @@ def _blocks_table(figures: CacheFigures) -> Table:
     return table
 
 
-def _counts_table(figures: CacheFigures, rates: Rates | None) -> Table:
+def _counts_table(figures: CacheReport, rates: Rates | None) -> Table:
     tokens = figures.tokens
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=rates is not None, header_style="")
     table.add_column("prompt tokens", no_wrap=True)
@@ -126,7 +70,7 @@ def _counts_table(figures: CacheFigures, rates: Rates | None) -> Table:
         ("requests running", f"{figures.requests.running:,}"),
         ("requests waiting", f"{figures.requests.waiting:,}"),
     ]
-    if figures.tree is not None:
+    if isinstance(figures.tree, CacheTree):
         rows += [("tree nodes", f"{figures.tree.nodes:,}"), ("tree depth", f"{figures.tree.depth:,}")]
     if rates is None:
         for row in rows:
@@ -140,7 +84,7 @@ def _counts_table(figures: CacheFigures, rates: Rates | None) -> Table:
     return table
 
 
-def _tiers_table(tiers: list[Tier]) -> Table:
+def _tiers_table(tiers: list[CacheTier]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(width=BAR_WIDTH)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from radixserve.api.responses import CacheTreeNode, CacheTreeView
 from radixserve.bench.server import Server
 from radixserve.cli.cache_text import printable
 from radixserve.diagnosis.wording import duration
@@ -18,37 +18,13 @@ _GUIDE_WIDTH = 4
 _LABEL_WIDTH = 44
 
 
-class Node(msgspec.Struct):
-    """What is shown of a node."""
-
-    parent: int | None
-    depth: int
-    tokens: int
-    blocks: int
-    preview: str
-    preview_tokens: int
-    holders: int
-    requests: list[str]
-    idle_seconds: float
-    hits: int
-    pinned_blocks: int
-    tail: bool
-
-
-class TreeFigures(msgspec.Struct):
-    """What is shown of GET /v1/cache/tree."""
-
-    nodes: list[Node]
-    total_nodes: int
-
-
 async def read_tree(server: Server, depth: int | None, max_nodes: int | None, *, width: int) -> Any:
     """Return the server's answer. depth: None takes as many levels as lines of that width can be indented by."""
     query = f"?depth={depth or _num_levels(width)}" + ("" if max_nodes is None else f"&max_nodes={max_nodes}")
     return await server.get(PATH + query)
 
 
-def tree_view(figures: TreeFigures, console: Console) -> RenderableType:
+def tree_view(figures: CacheTreeView, console: Console) -> RenderableType:
     """Return what is printed: a line for each node, cut to the console's width. Raises ServerCallFailed for no tree."""
     if not figures.total_nodes:
         return "nothing is cached"
@@ -69,7 +45,8 @@ def tree_view(figures: TreeFigures, console: Console) -> RenderableType:
     num_left_out = figures.total_nodes - len(figures.nodes)
     if not num_left_out:
         return root
-    return Group(root, f"{num_left_out:,} more nodes are deeper, or too many: see --depth and --max-nodes")
+    more = "1 more node is" if num_left_out == 1 else f"{num_left_out:,} more nodes are"
+    return Group(root, f"{more} deeper, or too many: see --depth and --max-nodes")
 
 
 def _num_levels(width: int) -> int:
@@ -77,7 +54,7 @@ def _num_levels(width: int) -> int:
     return max(1, (width - _LABEL_WIDTH) // _GUIDE_WIDTH)
 
 
-def _label(node: Node, encoding: str) -> Text:
+def _label(node: CacheTreeNode, encoding: str) -> Text:
     label = Text(no_wrap=True, overflow="ellipsis", end="")
     label.append(f"{node.tokens:,} tokens", style="bold")
     if node.tail:

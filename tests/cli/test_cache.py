@@ -16,6 +16,7 @@ from radixserve.cli import cache
 from radixserve.cli.main import main
 from tests.fake_server import FakeServer, serving
 
+PINNED = {"object": "cache.pin", "id": "abc", "tokens": 70, "blocks": 5, "expires_at": 10**9, "ttl": 3600}
 REPORT: dict[str, Any] = {
     "block_size": 16,
     "blocks": {"total": 200, "free": 50, "cached": 100, "in_use": 50, "pinned": 20},
@@ -155,14 +156,7 @@ def test_watch_prints_json_lines(
 def test_pin_sends_the_file_with_its_time(
     fake: FakeCacheServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.answers["POST /v1/cache/pin"] = {
-        "object": "cache.pin",
-        "id": "abc",
-        "tokens": 70,
-        "blocks": 5,
-        "expires_at": 1e9,
-        "ttl": 3600,
-    }
+    fake.answers["POST /v1/cache/pin"] = PINNED
     file = tmp_path / "chat.json"
     file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
     assert run(fake, "pin", str(file), "--ttl", "1h") == 0
@@ -175,14 +169,14 @@ def test_pin_sends_the_file_with_its_time(
 
 
 def test_a_request_is_read_from_standard_input(fake: FakeCacheServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.answers["POST /v1/cache/pin"] = {"id": "abc", "tokens": 70, "blocks": 5, "expires_at": 1e9}
+    fake.answers["POST /v1/cache/pin"] = PINNED
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "hi"}')))
     assert run(fake, "pin", "-") == 0
     assert fake.calls[0][1] == {"prompt": "hi"}
 
 
 def test_a_time_in_the_file_counts_unless_another_is_given(fake: FakeCacheServer, tmp_path: Path) -> None:
-    fake.answers["POST /v1/cache/pin"] = {"id": "abc", "tokens": 70, "blocks": 5, "expires_at": 1e9}
+    fake.answers["POST /v1/cache/pin"] = PINNED
     file = tmp_path / "body.json"
     file.write_text('{"prompt": "hi", "ttl": "1h"}')
     for times in ((), ("--ttl", "2m")):
