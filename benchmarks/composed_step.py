@@ -19,22 +19,17 @@ import os
 import statistics
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
+from generating_engine import generating_engine
 from torch.nn import functional
 
-from radixserve.config import EngineConfig
 from radixserve.core.batch import SampledTokens, ScheduledBatch
-from radixserve.core.kv_cache import KVCache
-from radixserve.core.scheduler import SchedulerLimits
-from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.client import THREAD_ENVIRONMENT
-from radixserve.engine.core import EngineCore
 from radixserve.engine.frames import encode_frame
 from radixserve.kernels.cpu.paged_attention import paged_attention, plan_attention
 from radixserve.kernels.cpu.rms_norm import add_rms_norm, rms_norm
@@ -45,10 +40,7 @@ from radixserve.model.config import ModelConfig
 from radixserve.model.gguf_config import read_gguf_config
 from radixserve.model.gguf_source import GGUFSource
 from radixserve.model_path import resolve_model_path
-from radixserve.protocol import AddRequest
 from radixserve.runner.executor import Executor
-from radixserve.runner.startup import start_executor
-from radixserve.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 NUM_WARM_UP_STEPS = 5
@@ -239,33 +231,13 @@ class EngineStep:
 
     def __init__(self, num_rows: int, context: int, num_steps: int) -> None:
         self._num_rows = num_rows
-        num_prompt_tokens = context - num_steps // 2
-        # The first rows generate while the prompts of the last ones are computed, some rows' in a step.
-        max_model_len = context + num_steps + 8 * num_rows
-        settings = EngineConfig(
-            num_kv_blocks=num_rows * (-(-max_model_len // BLOCK_SIZE) + 1), max_model_len=max_model_len
-        )
-        started = start_executor(settings, show_progress=False)
-        tokenizer = load_tokenizer(settings)
-        self.executor = TimedExecutor(started.executor)
-        self._core = EngineCore(
-            self.executor,
-            tokenizer,
-            KVCache(started.num_blocks, settings.block_size),
-            SchedulerLimits(
-                max_num_seqs=num_rows,
-                max_num_batched_tokens=started.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                end_token_ids=tokenizer.eos_token_ids,
-            ),
-            max_queued_requests=num_rows,
-        )
-        params = SamplingParams(temperature=0.0, max_tokens=max_model_len, ignore_eos=True)
-        prompts = torch.randint(100, started.vocab_size, (num_rows, num_prompt_tokens)).tolist()
-        for index, prompt in enumerate(prompts):
-            self._core.add(AddRequest(str(index), array("i", prompt).tobytes(), params))
-        while len(self._core.step().deltas) < num_rows:
-            pass
+        self.executor: TimedExecutor
+
+        def wrap(executor: Executor) -> TimedExecutor:
+            self.executor = TimedExecutor(executor)
+            return self.executor
+
+        self._core = generating_engine(num_rows, context - num_steps // 2, num_steps, wrap=wrap)
 
     def run(self) -> None:
         output = self._core.step()

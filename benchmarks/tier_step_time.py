@@ -15,27 +15,19 @@ import statistics
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from generating_engine import generating_engine
 
-from radixserve.config import EngineConfig
 from radixserve.core.block_store import NAME_BYTES, BlockBytes, BlockStore, ReadDone
-from radixserve.core.kv_cache import CacheSettings, KVCache
-from radixserve.core.scheduler import SchedulerLimits
-from radixserve.engine.async_engine import load_tokenizer
 from radixserve.engine.client import THREAD_ENVIRONMENT
-from radixserve.engine.core import EngineCore
-from radixserve.protocol import AddRequest, SaveCache, SaveProgress, TierStats
-from radixserve.runner.startup import start_executor
-from radixserve.sampling_params import SamplingParams
+from radixserve.protocol import SaveCache, SaveProgress, TierStats
 from radixserve.tiers.disk_store import DiskStore
 
-BLOCK_SIZE = 16
 DISK_BYTES = 4 * 2**30
 NUM_READ_AT_ONCE = 8
 NUM_WARM_UP_STEPS = 3
@@ -104,31 +96,13 @@ class EngineSteps:
 
     def __init__(self, directory: Path, num_rows: int, context: int, num_steps: int) -> None:
         self._num_rows = num_rows
-        max_model_len = context + num_steps + 8 * num_rows
-        settings = EngineConfig(
-            num_kv_blocks=num_rows * (-(-max_model_len // BLOCK_SIZE) + 1), max_model_len=max_model_len
-        )
-        started = start_executor(settings, show_progress=False)
-        tokenizer = load_tokenizer(settings)
-        self.store = BusyStore(DiskStore(directory, started.bytes_per_block, DISK_BYTES, bytes(32)))
-        self._core = EngineCore(
-            started.executor,
-            tokenizer,
-            KVCache(started.num_blocks, BLOCK_SIZE, CacheSettings(store=self.store)),
-            SchedulerLimits(
-                max_num_seqs=num_rows,
-                max_num_batched_tokens=started.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                end_token_ids=tokenizer.eos_token_ids,
-            ),
-            max_queued_requests=num_rows,
-        )
-        params = SamplingParams(temperature=0.0, max_tokens=max_model_len, ignore_eos=True)
-        prompts = torch.randint(100, started.vocab_size, (num_rows, context)).tolist()
-        for index, prompt in enumerate(prompts):
-            self._core.add(AddRequest(str(index), array("i", prompt).tobytes(), params))
-        while len(self._core.step().deltas) < num_rows:
-            pass
+        self.store: BusyStore
+
+        def make_store(block_bytes: int) -> BusyStore:
+            self.store = BusyStore(DiskStore(directory, block_bytes, DISK_BYTES, bytes(32)))
+            return self.store
+
+        self._core = generating_engine(num_rows, context, num_steps, make_store=make_store)
 
     def run(self, num_steps: int, *, is_busy: bool) -> float:
         """Return the median of the steps' times in milliseconds."""
