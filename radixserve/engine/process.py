@@ -124,8 +124,9 @@ def _serve(connection: Connection, core: EngineCore, bodies: list[bytes]) -> Non
             _handle(connection, core, _decoder.decode(body))
         if core.has_work:
             connection.send(core.step())
-        collect_garbage(is_idle=not core.has_work)
-        bodies = connection.exchange(wait=not core.has_work, timeout=core.seconds_until_wake())
+        is_idle = not core.has_work
+        collect_garbage(is_idle=is_idle)
+        bodies = connection.exchange(wait=is_idle, timeout=core.seconds_until_wake() if is_idle else None)
 
 
 def collect_garbage(*, is_idle: bool) -> None:
