@@ -15,7 +15,7 @@ from radixserve.api.generation import Generation, UsageCounter, generate
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
-from radixserve.api.prompts import BudgetFields, encode_prompts, fit_budget
+from radixserve.api.prompts import BudgetFields, check_prompt_or_messages, encode_prompts, fit_budget
 from radixserve.api.records import record_of
 from radixserve.api.requests import BeamSearchRequest
 from radixserve.api.responses import AnswerHead, Usage
@@ -68,8 +68,7 @@ def _prepare(incoming: Incoming) -> Generation:
     """Check a request and turn it into token ids. Slow for long texts: off the event loop."""
     service, ready = incoming.service, incoming.ready
     request = incoming.decode(BeamSearchRequest)
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("send either prompt or messages", param="prompt")
+    check_prompt_or_messages(request.prompt, request.messages)
     if request.use_beam_search is False:
         raise InvalidRequest("this route is beam search; leave use_beam_search out", param="use_beam_search")
     if request.beam_width is None:

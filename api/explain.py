@@ -12,7 +12,7 @@ from starlette.responses import Response
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
-from radixserve.api.prompts import encode_prompts, split_prompts, truncate
+from radixserve.api.prompts import check_prompt_or_messages, encode_prompts, split_prompts, truncate
 from radixserve.api.requests import ChatRequest, ExplainRequest
 from radixserve.api.sampling import completion_max_tokens, max_tokens_of
 from radixserve.api.service import Service
@@ -84,8 +84,7 @@ def _prepare(incoming: Incoming) -> tuple[DiagnosedPrompt, bytes]:
     """Return the prompt and its namespace. Slow for long texts: off the event loop."""
     service, ready = incoming.service, incoming.ready
     request = incoming.decode(ExplainRequest)
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("send either prompt or messages", param="prompt")
+    check_prompt_or_messages(request.prompt, request.messages)
     namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:

@@ -15,7 +15,7 @@ from radixserve.api.generation import Generation, UsageCounter, generate
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
-from radixserve.api.prompts import encode_prompts
+from radixserve.api.prompts import check_prompt_or_messages, encode_prompts
 from radixserve.api.records import record_of
 from radixserve.api.requests import PinRequest, WarmRequest
 from radixserve.api.responses import CachePin, CacheUnpinned, CacheWarmed, Usage
@@ -121,8 +121,7 @@ def _prepare(incoming: Incoming, request: WarmRequest) -> Generation:
 
 
 def _check(service: Service, request: WarmRequest) -> None:
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("send either prompt or messages", param="prompt")
+    check_prompt_or_messages(request.prompt, request.messages)
     if service.engine.config.no_prefix_cache:
         raise InvalidRequest("this server runs with --no-prefix-cache; nothing is kept for another request")
     for name in ("truncate_prompt_tokens", "prompt_cache_retention", "prompt_cache_options"):

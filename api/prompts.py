@@ -26,6 +26,12 @@ class BudgetFields:
     clamp: bool
 
 
+def check_prompt_or_messages(prompt: object, messages: object) -> None:
+    """Raise InvalidRequest unless one of the two was sent, and not both."""
+    if (prompt is None) == (messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+
+
 def split_prompts(prompt: str | list[str | int | list[int]] | None, max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
     """Return the prompts that a completion request names: one text, one list of ids, or a list of one of the two.
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from radixserve.api.incoming import Incoming, receive
 from radixserve.api.messages import encode_messages
 from radixserve.api.options import namespace_of
-from radixserve.api.prompts import check_token_ids
+from radixserve.api.prompts import check_prompt_or_messages, check_token_ids
 from radixserve.api.requests import DetokenizeRequest, TokenizeRequest
 from radixserve.api.responses import Detokenized, Tokenized
 from radixserve.api.tools import check_tools
@@ -30,8 +30,7 @@ async def detokenize(request: Request) -> Response:
 def _tokenize(incoming: Incoming) -> bytes:
     service, ready = incoming.service, incoming.ready
     request = incoming.decode(TokenizeRequest)
-    if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("send either prompt or messages", param="prompt")
+    check_prompt_or_messages(request.prompt, request.messages)
     namespace = namespace_of(incoming, request.cache_salt)
     tokenizer = service.engine.tokenizer
     if request.messages is not None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
-from generating_engine import generating_engine
+from generating_engine import BLOCK_SIZE, generating_engine
 from torch.nn import functional
 
 from radixserve.core.batch import SampledTokens, ScheduledBatch
@@ -42,7 +42,6 @@ from radixserve.model.gguf_source import GGUFSource
 from radixserve.model_path import resolve_model_path
 from radixserve.runner.executor import Executor
 
-BLOCK_SIZE = 16
 NUM_WARM_UP_STEPS = 5
 
 
