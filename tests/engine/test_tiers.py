@@ -94,8 +94,33 @@ def test_a_reset_drops_what_is_on_its_way_into_the_pool(
     while harness.executor.batches[-1].loads is None:
         harness.step()
     harness.core.control(ResetCache(tenant))
+    num_batches = len(harness.executor.batches)
     harness.run()
     assert harness.results[waiting].num_cached_tokens == 0
+    assert all(batch.loads is None for batch in harness.executor.batches[num_batches:])
+
+
+@pytest.mark.parametrize("tenant", ["a", None])
+def test_what_is_being_read_at_a_reset_is_not_loaded_when_it_comes(
+    make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch, tenant: str | None
+) -> None:
+    harness, store = make_tiered(num_blocks=24, max_num_batched_tokens=256)
+    prompt, namespace = ids(3, 200), encode_namespace(tenant="a")
+    harness.ask(prompt, namespace=namespace)
+    flood(harness)
+    num_batches = len(harness.executor.batches)
+    store.is_stuck = True
+    found = dict(store.blocks)
+    waiting = harness.add(prompt, namespace=namespace)
+    harness.step()
+    assert store.reads
+    harness.core.control(ResetCache(tenant))
+    # The read that had begun finds them, and no other.
+    store.blocks, store.is_stuck = found, False
+    monkeypatch.setattr(store, "contains", lambda name: False)
+    harness.run()
+    assert harness.results[waiting].num_cached_tokens == 0
+    assert all(batch.loads is None for batch in harness.executor.batches[num_batches:])
 
 
 def test_a_long_prefix_comes_back_in_parts(make_tiered: MakeTiered, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,26 @@ def test_an_error_that_no_disk_makes_turns_the_store_off_too(
     assert len(warnings_in(caplog)) == 1
 
 
+def test_what_is_forgotten_while_it_is_being_written_is_not_found(
+    hanging: tuple[DiskStore, HangingFiles], tmp_path: Path
+) -> None:
+    """Neither then nor by a later server, and its place holds other blocks."""
+    store, files = hanging
+    write(store, 0)
+    assert files.is_writing.wait(30)
+    store.forget(b"")
+    files.may_write.set()
+    assert store.wait_idle(30)
+    assert not store.contains(name_of(0))
+    write(store, *range(1, 5))
+    assert store.wait_idle(30)
+    store.close(30)
+    later = DiskStore(tmp_path / "cache", BLOCK_BYTES, CAPACITY, BUILD)
+    assert later.wait_idle(30)
+    assert [later.contains(name_of(number)) for number in range(5)] == [False, True, True, True, True]
+    later.close(30)
+
+
 @pytest.mark.parametrize("pattern", ["*.kv", "lock", "*"])
 @pytest.mark.parametrize("is_written", [False, True])
 def test_files_that_are_deleted_turn_the_store_off_with_one_warning(
